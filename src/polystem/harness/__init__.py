@@ -1,0 +1,1 @@
+"""Measures a fleet: a fixed world of packages, sweeps over floors, records."""
