@@ -1,0 +1,1 @@
+"""Reads the configuration, builds the objects, calls one function, prints."""

@@ -1,0 +1,1 @@
+"""Turns requests into tokens; knows nothing of agents, floors or HTTP."""

@@ -1,0 +1,224 @@
+"""The one exception tree. Each error carries data; its message names the value, the limit and the next step.
+
+    PolystemError
+    ├── BadRequest                what the caller sent cannot be served as it stands
+    │   ├── UnsupportedField      a field, or a value of it, that this server does not implement
+    │   ├── ContextOverflow       prompt plus output exceed the context
+    │   └── ConstraintError       a schema, regex or tool set that cannot become a constraint
+    ├── Unauthorized              no API key, or a wrong one
+    ├── NotFound
+    │   ├── PoolNotFound
+    │   └── ModelNotFound
+    ├── Conflict
+    │   └── PoolInUse             release of a pool that still lends cells
+    ├── BodyTooLarge
+    ├── Saturated                 not now; a retry can succeed
+    │   ├── CellsExhausted
+    │   └── SequencesExhausted
+    ├── Unavailable               the service, not the request, is at fault
+    │   ├── EngineStarting
+    │   ├── EngineRestarting
+    │   ├── EngineDied            the engine failed while it worked on this request
+    │   └── Draining
+    ├── RequestTimeout
+    └── SetupError                this machine, file or configuration must be mended by its operator
+        ├── ModelFileError
+        ├── EngineBuildError
+        └── ConfigError
+
+Status codes live in `serve.errors`, exit codes in `cli.errors`: one table each, and a test walks this tree.
+"""
+
+from __future__ import annotations
+
+
+class PolystemError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: names the value, the limit and the next step.
+        hint: what to do about it, where that is a sentence of its own.
+        param: the request field at fault, where there is one.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+
+
+class BadRequest(PolystemError):
+    """The request cannot be served as it stands; the same request will fail again."""
+
+
+class UnsupportedField(BadRequest):
+    """A field that this server does not implement, or a value of it."""
+
+    def __init__(self, param: str, detail: str) -> None:
+        super().__init__(f"'{param}' is not supported: {detail}", param=param)
+
+
+class ContextOverflow(BadRequest):
+    """The prompt, or prompt plus output, does not fit the context."""
+
+    def __init__(self, *, prompt_tokens: int, context_tokens: int, output_tokens: int = 0) -> None:
+        asked = f"prompt of {prompt_tokens} tokens"
+        if output_tokens:
+            asked += f" plus max_tokens {output_tokens}"
+        super().__init__(
+            f"{asked} exceeds the available context size of {context_tokens} tokens; "
+            "shorten the prompt, lower max_tokens, or start the server with a larger --context",
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.context_tokens = context_tokens
+
+
+class ConstraintError(BadRequest):
+    """A JSON schema, regex or tool set that cannot be turned into a decoding constraint."""
+
+
+class Unauthorized(PolystemError):
+    """The request carries no API key, or one that the server does not know."""
+
+
+class NotFound(PolystemError):
+    """The named thing does not exist."""
+
+
+class PoolNotFound(NotFound):
+    """No pool has this id."""
+
+    def __init__(self, pool_id: int) -> None:
+        super().__init__(f"no pool has the id {pool_id}; GET /polykv/pools lists those that exist", param="pool_id")
+        self.pool_id = pool_id
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that this server does not serve."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model '{model}' is not served here; this server serves '{served}'", param="model")
+        self.model = model
+        self.served = served
+
+
+class Conflict(PolystemError):
+    """The request contradicts the present state."""
+
+
+class PoolInUse(Conflict):
+    """A pool cannot be released while requests in progress hold cells of it."""
+
+    def __init__(self, pool_id: int, *, borrowers: int) -> None:
+        super().__init__(f"pool {pool_id} lends its cells to {borrowers} running requests; wait for them, then release")
+        self.pool_id = pool_id
+        self.borrowers = borrowers
+
+
+class BodyTooLarge(PolystemError):
+    """The request body is longer than the server reads."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"request body is larger than {limit_bytes} bytes; raise --max-body-bytes or send less")
+        self.limit_bytes = limit_bytes
+
+
+class Saturated(PolystemError):
+    """Full for now; a retry after `retry_after_s` can succeed."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 2.0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class CellsExhausted(Saturated):
+    """No KV cells are left for this request."""
+
+    def __init__(self, *, needed_cells: int, free_cells: int, total_cells: int) -> None:
+        super().__init__(
+            f"needs {needed_cells} KV cells, {free_cells} of {total_cells} are free; "
+            "retry later, lower max_tokens, or start the server with more --cells"
+        )
+        self.needed_cells = needed_cells
+        self.free_cells = free_cells
+        self.total_cells = total_cells
+
+
+class SequencesExhausted(Saturated):
+    """Every sequence id of the context is taken (llama.cpp allows 256: pools plus sessions)."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(
+            f"all {limit} sequence ids are taken by pools and running requests; retry later, or release pools"
+        )
+        self.limit = limit
+
+
+class Unavailable(PolystemError):
+    """The service cannot answer at present, whatever the request."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class EngineStarting(Unavailable):
+    """The engine is loading its model for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is loading its model; retry in a moment", reason="engine_starting")
+
+
+class EngineRestarting(Unavailable):
+    """The engine process ended and a new one is starting."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the engine is restarting ({detail}); pools and sessions come back, retry in a moment",
+            reason="engine_restarting",
+        )
+
+
+class EngineDied(Unavailable):
+    """The engine process ended while it worked on this request."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the engine ended while it worked on this request ({detail}); nothing of the session is lost, retry",
+            reason="engine_died",
+        )
+
+
+class Draining(Unavailable):
+    """The server is shutting down and takes no new work."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; ask another, or retry when it is back", reason="draining")
+
+
+class RequestTimeout(PolystemError):
+    """The request did not finish within its time limit."""
+
+    def __init__(self, *, limit_s: float) -> None:
+        super().__init__(f"not finished within {limit_s:g} s; raise --request-timeout-s or ask for fewer tokens")
+        self.limit_s = limit_s
+
+
+class SetupError(PolystemError):
+    """Something that the operator of this machine must mend."""
+
+
+class ModelFileError(SetupError):
+    """The model file is missing, unreadable, or not one this engine can run."""
+
+
+class EngineBuildError(SetupError):
+    """The native engine library is missing, or fails on this machine."""
+
+
+class ConfigError(SetupError):
+    """A setting is unknown, or its value out of range."""

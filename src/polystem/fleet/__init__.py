@@ -1,0 +1,1 @@
+"""Sessions and workers on an engine, through the pools."""

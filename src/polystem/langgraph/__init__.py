@@ -1,0 +1,1 @@
+"""LangChain and LangGraph: a chat model that knows pools and sessions."""

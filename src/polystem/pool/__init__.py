@@ -1,0 +1,1 @@
+"""The tree of shared prefixes: who owns which cells, and who borrows them."""

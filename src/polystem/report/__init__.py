@@ -1,0 +1,1 @@
+"""Turns records into one self-contained HTML file."""

@@ -1,0 +1,1 @@
+"""Speaks HTTP: the OpenAI API and the control plane; translates, never decides."""
