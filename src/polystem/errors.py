@@ -24,7 +24,8 @@
     └── SetupError                this machine, file or configuration must be mended by its operator
         ├── ModelFileError
         ├── EngineBuildError
-        └── ConfigError
+        ├── ConfigError
+        └── RecordError           the record of a run is missing, damaged, or newer than this reader
 
 Status codes live in `serve.errors`, exit codes in `cli.errors`: one table each, and a test walks this tree.
 """
@@ -222,3 +223,7 @@ class EngineBuildError(SetupError):
 
 class ConfigError(SetupError):
     """A setting is unknown, or its value out of range."""
+
+
+class RecordError(SetupError):
+    """The record of a run is missing, damaged, or newer than this reader."""
