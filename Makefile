@@ -1,0 +1,51 @@
+# Two commands need nothing but python3 (3.11 to 3.13), a C++ compiler, make and git:
+#
+#   make courier   sets everything up and runs the main job on the bundled model
+#   make test      sets everything up; lint, types, import rules, tests
+#
+# The rest are parts of these. PYTHON=... names the Python to use, CMAKE_ARGS=... adds to the llama.cpp build.
+
+PYTHON ?=
+BIN := .venv/bin
+RUN := runs/demo
+SET_UP := pyproject.toml constraints.txt tools/find_python.sh tools/set_up.py tools/llama.cmake
+
+.DELETE_ON_ERROR:
+.PHONY: courier test lint format types imports tests docs clean
+
+courier: .venv/.ready-run
+	$(BIN)/polystem courier run --packages 8 --steps 22 --arm both --concurrency 8 --out $(RUN)
+	$(BIN)/polystem report $(RUN)
+
+test: lint types imports tests
+
+lint: .venv/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.ready-dev
+	$(BIN)/basedpyright
+
+imports: .venv/.ready-dev
+	$(BIN)/lint-imports
+
+tests: .venv/.ready-dev
+	$(BIN)/pytest
+
+format: .venv/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# What is generated: the command reference from the code, the figures from bench/records/.
+docs: .venv/.ready-dev
+	$(BIN)/python -m tools.write_cli_reference
+	$(BIN)/python -m tools.write_benchmarks
+
+.venv/.ready-run: $(SET_UP)
+	@python="$$(sh tools/find_python.sh $(PYTHON))" && "$$python" tools/set_up.py run
+
+.venv/.ready-dev: $(SET_UP)
+	@python="$$(sh tools/find_python.sh $(PYTHON))" && "$$python" tools/set_up.py dev
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
