@@ -79,6 +79,11 @@ class AnswerReader:
         """The server has accepted the request: its status line is here."""
         self._opened_s = at_s
 
+    @property
+    def begun(self) -> bool:
+        """Whether a piece with content has come."""
+        return bool(self._arrivals)
+
     def take(self, chunk: Json, at_s: float) -> None:
         """Reads one chunk of a stream."""
         self._take_extras(chunk)
@@ -154,7 +159,7 @@ def _usage(body: Json | None, attach: Json | None) -> Usage | None:
         prompt_tokens=body.get("prompt_tokens") or 0,
         output_tokens=body.get("completion_tokens") or 0,
         cached_tokens=details.get("cached_tokens") or 0,
-        shared_tokens=max(0, attach.get("n_pool_shared") or 0) if attach else 0,
+        shared_tokens=details.get("shared_tokens") or max(0, (attach or {}).get("n_pool_shared") or 0),
         reasoning_tokens=cast("Json", body.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0,
     )
 

@@ -6,7 +6,7 @@ Every refusal and every loss of connection becomes an error of the tree in `poly
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, Self, cast
 
@@ -64,30 +64,32 @@ class RemoteClient:
         """Sends a JSON object and returns the one that comes back."""
         return await self._exchange("POST", path, body, limit_s)
 
-    async def chat(self, body: Json) -> Answer:
-        """One turn of /v1/chat/completions; streamed where `body` says so."""
-        return await self._turn("/v1/chat/completions", body)
+    async def chat(self, body: Json, on_first: Callable[[], None] | None = None) -> Answer:
+        """One turn of /v1/chat/completions, streamed where `body` says so; `on_first` is called at the first piece."""
+        return await self._turn("/v1/chat/completions", body, on_first)
 
-    async def complete(self, body: Json) -> Answer:
-        """One turn of /v1/completions; streamed where `body` says so."""
-        return await self._turn("/v1/completions", body)
+    async def complete(self, body: Json, on_first: Callable[[], None] | None = None) -> Answer:
+        """One turn of /v1/completions, streamed where `body` says so; `on_first` is called at the first piece."""
+        return await self._turn("/v1/completions", body, on_first)
 
     async def _exchange(self, method: str, path: str, body: Json | None, limit_s: float) -> dict[str, Any]:
         async with self._sent(method, path, body, aiohttp.ClientTimeout(total=limit_s)) as response:
             return _json_object(await response.read(), path)
 
-    async def _turn(self, path: str, body: Json) -> Answer:
+    async def _turn(self, path: str, body: Json, on_first: Callable[[], None] | None) -> Answer:
         reader = AnswerReader(self._clock.now_s())
         async with self._sent("POST", path, body, None) as response:
             reader.opened(self._clock.now_s())
             if response.content_type != "text/event-stream":
                 reader.take_whole(_json_object(await response.read(), path), self._clock.now_s())
                 return reader.answer(self._clock.now_s())
-            if not await self._read_stream(response, reader):
+            if not await self._read_stream(response, reader, on_first):
                 raise Unavailable(f"the stream of {path} ended before it was finished", reason="stream_cut")
         return reader.answer(self._clock.now_s())
 
-    async def _read_stream(self, response: aiohttp.ClientResponse, reader: AnswerReader) -> bool:
+    async def _read_stream(
+        self, response: aiohttp.ClientResponse, reader: AnswerReader, on_first: Callable[[], None] | None
+    ) -> bool:
         """Whether the stream came to its own end."""
         events = EventParser()
         async for piece in response.content.iter_any():
@@ -99,6 +101,9 @@ class RemoteClient:
                 if "error" in chunk:
                     _raise_refusal(_error_status(chunk), chunk, None)
                 reader.take(chunk, at_s)
+                if on_first is not None and reader.begun:
+                    on_first()
+                    on_first = None
         return False
 
     @asynccontextmanager
