@@ -1,0 +1,93 @@
+"""Requests to tokens: the model's chat template and tokenizer, in the server's own process.
+
+Loads the vocabulary only, so that encoding never waits for the decode loop. Knows no cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from polystem.clock import Clock
+from polystem.engine.llama.native import NativeModel
+from polystem.engine.llama.settings import LlamaSettings
+from polystem.engine.template import ChatTemplate
+from polystem.errors import BadRequest, UnsupportedField
+from polystem.messages import Prompt, Request
+
+_LONG_TEXT_CHARS = 1 << 16  # tokenising more than this would hold up the event loop for milliseconds
+
+
+class PromptEncoder:
+    """The reading side of one model. Blocking to make; `close` it."""
+
+    def __init__(self, settings: LlamaSettings, clock: Clock) -> None:
+        self._model = NativeModel(settings.model_path, vocab_only=True)
+        self.vocabulary = self._model.vocabulary
+        self.context_tokens = settings.context_tokens or min(settings.cells, self._model.context_tokens)
+        source = settings.chat_template or self._model.chat_template()
+        self._bos = self.vocabulary.bos_text()
+        self._template = (
+            ChatTemplate(
+                source,
+                bos_token=self._bos,
+                eos_token=self.vocabulary.eos_text(),
+                tool_format=settings.tool_format,
+                clock=clock,
+            )
+            if source
+            else None
+        )
+
+    @property
+    def chat_template(self) -> str:
+        return self._template.source if self._template else ""
+
+    @property
+    def tool_format(self) -> str:
+        return self._template.tool_format if self._template else "json"
+
+    async def encode(self, request: Request, *, generation_prompt: bool) -> Prompt:
+        """The request as the model reads it."""
+        if isinstance(request.prompt, tuple):
+            self.check_tokens(request.prompt)
+            return Prompt(await self.detokenize(request.prompt), request.prompt)
+        if request.prompt is not None:
+            text = request.prompt
+        elif self._template is None:
+            raise UnsupportedField("messages", "this model has no chat template; use a plain prompt")
+        else:
+            text = self._template.render(request, generation_prompt=generation_prompt)
+        return Prompt(text, await self.tokenize(text, add_special=not self._starts_itself(text), parse_special=True))
+
+    def _starts_itself(self, text: str) -> bool:
+        """Whether the template wrote the opening token that the tokenizer would add."""
+        return bool(self._bos) and text.startswith(self._bos)
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        """Token ids; long texts are read in a thread."""
+        if len(text) < _LONG_TEXT_CHARS:
+            return tuple(self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special))
+        found = await asyncio.to_thread(
+            self.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special
+        )
+        return tuple(found)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+        self.check_tokens(tokens)
+        return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", "replace")
+
+    def check_tokens(self, tokens: Sequence[int], *, param: str = "prompt") -> None:
+        """Raises BadRequest for an empty prompt, or ids that the model does not have."""
+        if not tokens:
+            raise BadRequest("the prompt is empty; give at least one token", param=param)
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.vocabulary.size:
+            wrong = low if low < 0 else high
+            raise BadRequest(
+                f"token id {wrong} is outside the vocabulary (0 to {self.vocabulary.size - 1})", param=param
+            )
+
+    def close(self) -> None:
+        self._model.close()

@@ -1,0 +1,328 @@
+"""The decode loop: takes commands, decodes one batch a step, reports once a step.
+
+Owns the context, the branches and the streams; knows no asyncio, no process and no HTTP. Runs the same in a child
+process and in a thread. A step in order: commands, plan, decode, draw, report. With nothing to run it blocks on its
+inbox.
+Invariant after each step: cells_used + cells_free = cells_total, and every stream holds exactly one branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from polystem.clock import Clock
+from polystem.engine.llama.branches import Branch, BranchTable
+from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows, NativeContext
+from polystem.engine.llama.sampling import RawLogprobs, TokenConstraint
+from polystem.engine.llama.schedule import StepPlan, plan_step, smaller
+from polystem.engine.llama.settings import LlamaSettings
+from polystem.engine.llama.stream import Stream
+from polystem.engine.llama.text import PieceTable
+from polystem.engine.llama.wire import (
+    ANONYMOUS_FROM,
+    DONE,
+    ERROR,
+    LOGITS,
+    Cancel,
+    Close,
+    Command,
+    Drop,
+    Event,
+    Job,
+    SetBudget,
+    Snapshot,
+    error_fields,
+)
+from polystem.errors import CellsExhausted, Conflict, EngineBuildError, PolystemError
+
+Ship = Callable[[list[Event], Snapshot | None], None]
+StepFacts = tuple[float, float, int, int, int]
+
+
+class DecodeLoop:
+    """One context and all that runs on it. `run` returns after `Close`; it raises where the context is lost."""
+
+    def __init__(
+        self, context: NativeContext, settings: LlamaSettings, *, pieces: PieceTable, eog: frozenset[int],
+        compile_constraint: Callable[[Any], TokenConstraint], inbox: SimpleQueue[Command], ship: Ship, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._pieces, self._eog, self._compile = pieces, eog, compile_constraint
+        self._inbox, self._ship, self._now = inbox, ship, clock.now_s
+        self._cells = CellMap(cells_total=settings.cells, physical_cells=context.physical_cells)
+        self._table = BranchTable(context, self._cells, sequences_total=settings.sequences)
+        self._batch = Batch(context.batch_tokens)
+        self._streams: dict[int, Stream] = {}
+        self._chunk_tokens = settings.prefill_chunk_tokens
+        self._budget_tokens = settings.prefill_chunk_tokens
+        self._self_check = settings.self_check
+        self._closing = False
+        self._events: list[Event] = []
+        self._touched: set[int] = set()
+        self._dropped: list[int] = []
+        self._waiting = 0
+        self._tokens_decoded = self._tokens_prefilled = 0
+        self._batch_s = self._sample_s = self._text_s = self._ship_s = 0.0
+
+    def run(self) -> None:
+        """Steps until told to close."""
+        while not self._closing:
+            self._take_commands()
+            if self._streams:
+                self._step()
+            elif self._events or self._touched or self._dropped:
+                self._report(None)
+
+    def check_integrity(self) -> None:
+        """Recounts cells, tokens and sequences. Raises AssertionError where they disagree."""
+        self._table.check_integrity()
+        held = [stream.branch.id for stream in self._streams.values()]
+        assert len(set(held)) == len(held), "two streams on one branch"
+        assert all(stream.branch.busy for stream in self._streams.values())
+
+    # -- commands
+
+    def _take_commands(self) -> None:
+        if not self._streams:
+            self._take(self._inbox.get())
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
+
+    def _take(self, command: Command) -> None:
+        match command:
+            case Job():
+                self._admit(command)
+            case Cancel():
+                self._leave(command)
+            case Drop():
+                self._drop_branch(command.branch)
+                self._events.append((command.ticket, DONE))
+            case SetBudget():
+                self._budget_tokens = command.tokens_per_step
+            case Close():
+                self._closing = True
+
+    def _admit(self, job: Job) -> None:
+        try:
+            constraint = None if job.grammar is None else self._compile(job.grammar)
+            if job.kind == "hold" and self._table.get(job.placement.branch) is not None:
+                raise Conflict(f"branch {job.placement.branch} exists already; drop it first or use another id")
+            limit = len(job.tokens) if job.kind == "hold" else len(job.tokens) - 1
+            attachment = self._table.attach(job.placement, job.tokens, limit=limit)
+        except PolystemError as exc:
+            self._events.append((job.ticket, ERROR, error_fields(exc)))
+            return
+        stream = Stream(
+            job, attachment, pieces=self._pieces, eog=self._eog, constraint=constraint, now_s=self._now()
+        )  # fmt: skip
+        stream.branch.ticket = job.ticket
+        self._touched.add(stream.branch.id)
+        self._streams[job.ticket] = stream
+        if not stream.prefill_left:  # a hold that another branch covers whole
+            self._end(stream, (job.ticket, DONE))
+
+    def _leave(self, cancel: Cancel) -> None:
+        stream = self._streams.pop(cancel.ticket, None)
+        if stream is not None:
+            self._let_go(stream, keep=stream.job.placement.keep and stream.job.kind != "hold")
+        elif cancel.held is not None:
+            branch = self._table.get(cancel.held)
+            if branch is not None and branch.ticket == cancel.ticket:
+                self._drop_branch(branch.id)
+
+    def _let_go(self, stream: Stream, *, keep: bool) -> None:
+        stream.branch.busy = False
+        if not keep:
+            self._drop_branch(stream.branch.id)
+
+    def _drop_branch(self, branch_id: int) -> None:
+        branch = self._table.get(branch_id)
+        if branch is None:
+            return
+        if branch.busy:
+            self._end_turn_on(branch)
+        self._table.drop(branch_id)
+        self._touched.discard(branch_id)
+        if branch_id > ANONYMOUS_FROM:
+            self._dropped.append(branch_id)
+
+    def _end_turn_on(self, branch: Branch) -> None:
+        stream = next(stream for stream in self._streams.values() if stream.branch is branch)
+        del self._streams[stream.job.ticket]
+        error = Conflict(f"branch {branch.id} was dropped while a turn ran on it; run the turn again")
+        self._events.append((stream.job.ticket, ERROR, error_fields(error)))
+
+    def _end(self, stream: Stream, event: Event) -> None:
+        del self._streams[stream.job.ticket]
+        self._events.append(event)
+        self._let_go(stream, keep=stream.job.placement.keep)
+
+    def _fail(self, stream: Stream, error: PolystemError) -> None:
+        del self._streams[stream.job.ticket]
+        self._events.append((stream.job.ticket, ERROR, error_fields(error)))
+        self._let_go(stream, keep=False)
+
+    # -- a step
+
+    def _step(self) -> None:
+        started_s = self._now()
+        plan = self._plan()
+        if plan.rows:
+            self._fill(plan)
+            self._batch_s = self._now() - started_s
+            self._report(self._decode(plan))
+        else:
+            self._fail_newest(plan.waiting)
+            self._report(None)
+        if self._self_check:
+            self.check_integrity()
+
+    def _plan(self) -> StepPlan[Stream]:
+        streams = list(self._streams.values())
+        decodes = any(not stream.prefill_left for stream in streams)
+        budget = min(self._budget_tokens, self._chunk_tokens) if decodes else self._chunk_tokens
+        plan = plan_step(streams, free_cells=self._cells.cells_free, budget_tokens=budget)
+        self._waiting = len(plan.waiting)
+        return plan
+
+    def _fill(self, plan: StepPlan[Stream]) -> None:
+        batch = self._batch
+        batch.clear()
+        streams = plan.decoding
+        if streams:
+            branches = [stream.branch for stream in streams]
+            batch.add_decodes(
+                [stream.pending for stream in streams],
+                [len(branch.tokens) for branch in branches],
+                [branch.sequence for branch in branches],
+            )
+        for stream, tokens in plan.chunks:
+            batch.add_chunk(
+                stream.next_tokens(tokens),
+                first_position=len(stream.branch.tokens),
+                sequence=stream.branch.sequence,
+                last_wants_logits=stream.wants_logits and tokens == stream.prefill_left,
+            )
+
+    def _decode(self, plan: StepPlan[Stream]) -> StepFacts | None:
+        """Runs the plan, or as much of it as llama.cpp finds room for."""
+        started_s = self._now()
+        status = self._context.decode(self._batch)
+        while status == NO_SLOT:
+            less = smaller(plan)
+            if less is None:
+                self._fail_newest([*plan.decoding, *(stream for stream, _ in plan.chunks)])
+                return None
+            plan = less
+            self._fill(plan)
+            status = self._context.decode(self._batch)
+        if status != 0:
+            raise EngineBuildError(f"llama_decode returned {status}; the context is lost")
+        ended_s = self._now()
+        self._place(plan, started_s)
+        facts = (started_s, ended_s - started_s, len(plan.decoding), self._cells.cells_read, plan.prefill_tokens)
+        self._deliver(plan)
+        return facts
+
+    def _place(self, plan: StepPlan[Stream], started_s: float) -> None:
+        """Books what was decoded: cells in micro-batches, as llama.cpp took them, and tokens of the branches."""
+        size = self._context.micro_batch_tokens
+        rows = self._batch.sequences[: self._batch.rows]
+        for start in range(0, len(rows), size):
+            self._cells.place(rows[start : start + size])
+        for stream in plan.decoding:
+            branch = stream.branch
+            branch.tokens.append(stream.pending)
+            self._touched.add(branch.id)
+        for stream, tokens in plan.chunks:
+            stream.prefilled(tokens, started_s)
+            self._touched.add(stream.branch.id)
+        self._tokens_decoded += len(plan.decoding)
+        self._tokens_prefilled += plan.prefill_tokens
+
+    # -- drawing
+
+    def _deliver(self, plan: StepPlan[Stream]) -> None:
+        finished = [stream for stream, _ in plan.chunks if not stream.prefill_left]
+        readers = plan.decoding + [stream for stream in finished if stream.wants_logits]
+        started_s = drawn_s = self._now()
+        if readers:
+            rows = self._context.logits(len(readers))
+            drawn = self._draw(readers, rows)
+            drawn_s = self._now()
+            for stream, row, result in zip(readers, rows, drawn, strict=True):
+                self._accept(stream, row, result, drawn_s)
+        for stream in finished:
+            if not stream.wants_logits:
+                self._end(stream, (stream.job.ticket, DONE))
+        self._sample_s, self._text_s = drawn_s - started_s, self._now() - drawn_s
+
+    def _draw(self, readers: list[Stream], rows: FloatRows) -> list[tuple[int, RawLogprobs | None] | PolystemError]:
+        if all(stream.sampler.is_plain_greedy for stream in readers):
+            return [(token, None) for token in np.argmax(rows, axis=1).tolist()]
+        return [_draw_one(stream, row) for stream, row in zip(readers, rows, strict=True)]
+
+    def _accept(
+        self, stream: Stream, row: FloatRows, drawn: tuple[int, RawLogprobs | None] | PolystemError, now_s: float
+    ) -> None:
+        if stream.job.kind == "logits":
+            self._end(stream, (stream.job.ticket, LOGITS, row.tobytes()))
+        elif isinstance(drawn, PolystemError):
+            self._fail(stream, drawn)
+        else:
+            event, over = stream.accept(drawn[0], drawn[1], now_s)
+            if over:
+                self._end(stream, event)
+            else:
+                self._events.append(event)
+
+    def _fail_newest(self, stuck: list[Stream]) -> None:
+        """Nothing can run: one stream fails, the newest of those whose end frees cells, so that the others go on."""
+        newest_first = sorted(stuck, key=lambda stream: stream.job.ticket, reverse=True)
+        if not newest_first:
+            return
+        holders = (stream for stream in newest_first if self._cells.own_cells(stream.branch.sequence))
+        stream = next(holders, newest_first[0])
+        error = CellsExhausted(
+            needed_cells=stream.prefill_left or 1,
+            free_cells=self._cells.cells_free,
+            total_cells=self._cells.cells_total,
+        )
+        self._fail(stream, error)
+
+    # -- reporting
+
+    def _report(self, facts: StepFacts | None) -> None:
+        started_s = self._now()
+        events, self._events = self._events, []
+        self._ship(events, self._snapshot(facts))
+        self._ship_s = self._now() - started_s
+
+    def _snapshot(self, facts: StepFacts | None) -> Snapshot:
+        lefts = [stream.prefill_left for stream in self._streams.values() if stream.prefill_left]
+        changed = self._changed()
+        dropped, self._dropped = tuple(self._dropped), []
+        micros = (self._batch_s * 1e6, self._sample_s * 1e6, self._text_s * 1e6, self._ship_s * 1e6)
+        return Snapshot(
+            self._cells.cells_used, self._table.sequences_used, len(self._streams) - len(lefts), len(lefts),
+            self._waiting, sum(lefts), self._tokens_decoded, self._tokens_prefilled, changed, dropped, facts, micros,
+        )  # fmt: skip
+
+    def _changed(self) -> tuple[tuple[int, int], ...]:
+        touched, self._touched = self._touched, set()
+        found = [(branch_id, self._table.get(branch_id)) for branch_id in touched if branch_id > ANONYMOUS_FROM]
+        return tuple((branch_id, len(branch.tokens)) for branch_id, branch in found if branch is not None)
+
+
+def _draw_one(stream: Stream, row: FloatRows) -> tuple[int, RawLogprobs | None] | PolystemError:
+    if stream.sampler.is_plain_greedy:
+        return int(row.argmax()), None
+    try:
+        return stream.draw(row)
+    except PolystemError as exc:
+        return exc
