@@ -1,0 +1,102 @@
+"""The record's files: what was written comes back; what is damaged or newer is refused with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polystem.errors import RecordError
+from polystem.harness.record import RecordWriter, read_record, write_manifest
+from polystem.harness.rows import KINDS, VERSION, TurnRow
+from tests.harness.records import MANIFEST, RECORD, ROWS, TURN
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a whole record."""
+    write_manifest(tmp_path, MANIFEST)
+    with RecordWriter(tmp_path) as record:
+        for row in ROWS:
+            record.write(row)
+    return tmp_path
+
+
+def spoil(folder: Path, old: str, new: str) -> None:
+    rows = folder / "record.jsonl"
+    text = rows.read_text()
+    assert old in text
+    rows.write_text(text.replace(old, new, 1))
+
+
+def test_what_was_written_comes_back_equal(folder: Path) -> None:
+    assert read_record(folder) == RECORD
+
+
+def test_the_example_has_a_row_of_every_kind() -> None:
+    assert {type(row) for row in ROWS} == set(KINDS.values())
+
+
+def test_a_run_stopped_in_mid_row_is_read_up_to_there(folder: Path) -> None:
+    rows = folder / "record.jsonl"
+    rows.write_bytes(rows.read_bytes()[:-20])
+    record = read_record(folder)
+    assert record.cut
+    assert record.rows == ROWS[:-1]
+
+
+def test_rows_are_found_by_type_and_arm(folder: Path) -> None:
+    record = read_record(folder)
+    assert record.arms() == ("pooled",)
+    assert record.of(TurnRow, "pooled") == (TURN,)
+    assert record.of(TurnRow, "naive") == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('{"v":1,"kind":"turn"', '{"v":1,"kind":"turn', r"record\.jsonl:2 is damaged: not JSON"),
+        ('{"v":1,"kind":"turn"', '{"v":2,"kind":"turn"', r":2 has version 2; this polystem reads versions up to 1"),
+        ('{"v":1,"kind":"turn"', '{"kind":"turn"', r":2 has no version"),
+        ('"kind":"tool"', '"kind":"hammer"', r":3 has the kind 'hammer'; known are arm, turn, tool"),
+        ('"finish_reason":"tool_calls",', "", r":2 is damaged: it lacks finish_reason"),
+        ('"kind":"turn",', '"kind":"turn","mood":"good",', r":2 is damaged: it has the unknown field mood"),
+        ('"turn":0,"step":0,"submitted_s"', '"turn":"0","step":0,"submitted_s"', r":2: turn is damaged: '0' is no int"),
+        ('"submitted_s":0.0', '"submitted_s":null', r":2: submitted_s is damaged: None is no float"),
+        ('"submitted_s":0.0', '"submitted_s":true', r":2: submitted_s is damaged: True is no float"),
+        ('"timed_by":"server"', '"timed_by":"wish"', r":2: timed_by is damaged: 'wish' is no Literal"),
+        ('"arrivals":[[0.0,21]]', '"arrivals":[[0.0]]', r":2: arrivals is damaged: \[0.0\] is no tuple"),
+        ('"ok":true', '"ok":1', r":3: ok is damaged: 1 is no bool"),
+    ],
+)
+def test_a_damaged_row_is_refused_with_its_place(folder: Path, old: str, new: str, complaint: str) -> None:
+    spoil(folder, old, new)
+    with pytest.raises(RecordError, match=complaint):
+        read_record(folder)
+
+
+def test_a_row_that_is_no_object_is_refused(folder: Path) -> None:
+    (folder / "record.jsonl").write_text("[1]\n")
+    with pytest.raises(RecordError, match=r"record\.jsonl:1 is damaged: not a JSON object"):
+        read_record(folder)
+
+
+def test_a_whole_number_is_a_time(folder: Path) -> None:
+    spoil(folder, '"submitted_s":0.0', '"submitted_s":0')
+    assert read_record(folder) == RECORD
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "record.jsonl"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(RecordError, match=name) as caught:
+        read_record(folder)
+    assert caught.value.hint is not None
+
+
+def test_a_newer_manifest_asks_for_a_newer_polystem(folder: Path) -> None:
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(f'"v": {VERSION}', f'"v": {VERSION + 1}'))
+    with pytest.raises(RecordError, match="has version 2") as caught:
+        read_record(folder)
+    assert caught.value.hint == "upgrade polystem"
