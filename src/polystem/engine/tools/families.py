@@ -62,8 +62,8 @@ def _qwen_coder(desk: Desk, opening: str) -> Steps[None]:
     yield from _closing(desk.reader, "</tool_call>")
 
 
-def _llama(desk: Desk, _opening: str) -> Steps[None]:
-    """One object, or several with a semicolon or a line between them."""
+def _objects(desk: Desk, _opening: str) -> Steps[None]:
+    """One object or list, or several with a semicolon or a line between them."""
     rules = desk.knowing_names()
     yield from desk.reader.spaces()
     yield from call_value(desk.reader, desk.outlet, rules)
@@ -177,8 +177,7 @@ def _name_of(expression: ast.expr) -> str:
 
 
 def _plain_json(desk: Desk, opening: str) -> Steps[None]:
-    yield from desk.reader.spaces()
-    yield from call_value(desk.reader, desk.outlet, desk.knowing_names())
+    yield from _objects(desk, opening)
     if opening:
         yield from _closing(desk.reader, "```")
 
@@ -194,7 +193,7 @@ def _closing(reader: Reader, text: str) -> Steps[None]:
 FAMILIES: dict[str, Family] = {
     "hermes": Family(("<tool_call>",), _hermes),
     "qwen3-coder": Family(("<tool_call>", "<function="), _qwen_coder),
-    "llama3": Family(("<|python_tag|>",), _llama, bare=True),
+    "llama3": Family(("<|python_tag|>",), _objects, bare=True),
     "mistral": Family(("[TOOL_CALLS]",), _mistral),
     "mistral-args": Family(("[TOOL_CALLS]",), _mistral),
     "gemma": Family(("```tool_code", "```json", "<function_call>"), _gemma, bare=True),

@@ -37,8 +37,10 @@ VISIBLE_CONTROLS: frozenset[str] = frozenset(
 class CallSyntax:
     """One family's call is `opening + name + middle + arguments + closing`; several are joined by `between`.
 
-    `several_opening`, `several_closing` go around all calls of an answer. `trigger` is the text that tells a call from
-    prose. `arguments_are_json` is False where each argument stands in a tag of its own (Qwen3-Coder).
+    `several_opening`, `several_closing` go around all calls of an answer. `trigger` is the mark that tells a call from
+    prose, wherever it stands, and `fence_closing` ends what it opened; with `bare`, an answer that begins with a
+    bracket is a call without it.
+    `arguments_are_json` is False where each argument stands in a tag of its own (Qwen3-Coder).
     """
 
     opening: str
@@ -48,6 +50,8 @@ class CallSyntax:
     between: str = "\n"
     several_opening: str = ""
     several_closing: str = ""
+    fence_closing: str = ""
+    bare: bool = False
     arguments_are_json: bool = True
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -78,7 +82,7 @@ CALL_SYNTAX: dict[str, CallSyntax] = {
         arguments_are_json=False,
     ),
     "llama3": CallSyntax(
-        opening='{"name": "', middle='", "parameters": ', closing="}", trigger='{"name": "', between="; "
+        opening='{"name": "', middle='", "parameters": ', closing="}", trigger="<|python_tag|>", between="; ", bare=True
     ),
     "mistral": CallSyntax(
         opening='{"name": "',
@@ -91,9 +95,20 @@ CALL_SYNTAX: dict[str, CallSyntax] = {
     ),
     "mistral-args": CallSyntax(opening="[TOOL_CALLS]", middle="[ARGS]", closing="", trigger="[TOOL_CALLS]", between=""),
     "gemma": CallSyntax(
-        opening='```tool_code\n{"name": "', middle='", "parameters": ', closing="}\n```", trigger="```tool_code\n"
+        opening='```tool_code\n{"name": "',
+        middle='", "parameters": ',
+        closing="}\n```",
+        trigger="```tool_code",
+        bare=True,
     ),
-    "json": CallSyntax(opening='{"name": "', middle='", "arguments": ', closing="}", trigger='{"name": "'),
+    "json": CallSyntax(
+        opening='{"name": "',
+        middle='", "arguments": ',
+        closing="}",
+        trigger="```json\n",
+        fence_closing="\n```",
+        bare=True,
+    ),
 }
 
 TOOL_FORMATS: tuple[str, ...] = tuple(CALL_SYNTAX)
