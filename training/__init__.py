@@ -1,0 +1,1 @@
+"""Trains the models that Polystem ships; needs the training extra."""

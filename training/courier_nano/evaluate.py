@@ -1,0 +1,266 @@
+"""Lets a model file carry packages in llama.cpp at temperature 0, and counts how many arrive.
+
+All workers of an arm share one prefix; a package is dropped after `--max-errors` wrong calls.
+Its seed is below those of training.
+Usage: python -m training.courier_nano.evaluate MODEL.gguf [--packages 100] [--arms 22:1216:1:F16] [--record FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polystem.harness.handbook import system_text
+from polystem.harness.world import Job, Package, draw_packages, order_text
+from training.courier_nano.llama import Llama, Piece, quantize
+from training.courier_nano.template import Message, render, render_prefix
+
+SEED = 77
+TURN_LIMIT_TOKENS = 96
+CELLS_A_STEP = 56
+CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
+DEFAULT_ARMS = (
+    "22:1216:1:F16", "22:1216:8:F16", "56:1216:1:F16", "56:1216:8:F16",
+    "22:383:8:F16", "22:875:8:F16", "56:383:8:F16", "56:875:8:F16", "55:1216:8:F16", "22:2048:8:F16",
+    "22:1216:8:Q8_0", "56:1216:8:Q8_0", "22:1216:8:Q4_0", "56:1216:8:Q4_0", "22:1216:8:Q2_K", "56:1216:8:Q2_K",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What is run: steps of a package, prefix, how many at a time, and in which quant."""
+
+    steps: int
+    prefix_tokens: int
+    workers: int
+    quant: str
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        steps, prefix_tokens, workers, quant = text.split(":")
+        return cls(int(steps), int(prefix_tokens), int(workers), quant)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One package on one sequence: what is in its cells, what is to be decoded next, and what it says at the moment."""
+
+    sequence: int
+    job: Job
+    messages: list[Message]
+    held: list[int]
+    pending: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How the packages of an arm ended."""
+
+    delivered: int = 0
+    delivered_without_error: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class Evaluation:
+    """Carries the packages of one arm."""
+
+    def __init__(self, llama: Llama, arm: Arm, packages: Sequence[Package], max_errors: int) -> None:
+        self.llama, self.arm, self.packages, self.max_errors = llama, arm, packages, max_errors
+        self.system = system_text(arm.prefix_tokens, lambda text: len(llama.tokenize(render_prefix(text))), SEED)
+        self.prefix = llama.tokenize(render_prefix(self.system))
+        self.end = llama.tokenize("<|im_end|>")[0]
+        self.tally = Tally()
+
+    def run(self) -> Tally:
+        self.llama.decode([Piece(0, 0, self.prefix)])
+        waiting = iter(self.packages)
+        workers = [worker for number in range(self.arm.workers) for worker in self._start(number + 1, waiting)]
+        while workers:
+            pieces = [Piece(worker.sequence, len(worker.held), worker.pending) for worker in workers]
+            for worker, token in zip(workers, self.llama.decode(pieces), strict=True):
+                self._take(worker, token)
+            workers = [next_worker for worker in workers for next_worker in self._go_on(worker, waiting)]
+        return self.tally
+
+    def _start(self, sequence: int, waiting: Iterator[Package]) -> Iterator[Worker]:
+        package = next(waiting, None)
+        if package is not None:
+            messages: list[Message] = [{"role": "system", "content": self.system}]
+            messages.append({"role": "user", "content": order_text(package)})
+            self.llama.borrow(sequence)
+            worker = Worker(sequence, Job(package, self.packages), messages, list(self.prefix))
+            self._prompt(worker)
+            yield worker
+
+    def _prompt(self, worker: Worker) -> None:
+        """Sets what is to be decoded before the next turn: what the template adds to the cells held."""
+        tokens = self.llama.tokenize(render(worker.messages, generation_prompt=True))
+        same = next(
+            (at for at, (a, b) in enumerate(zip(worker.held, tokens, strict=False)) if a != b), len(worker.held)
+        )
+        self.llama.cut(worker.sequence, same)
+        worker.held, worker.pending, worker.turn = tokens[:same], tokens[same:], []
+
+    def _take(self, worker: Worker, token: int) -> None:
+        worker.held += worker.pending
+        worker.turn.append(token)
+        worker.pending = [token]
+
+    def _go_on(self, worker: Worker, waiting: Iterator[Package]) -> Iterator[Worker]:
+        """The worker while it has something to do, otherwise the next one in its place."""
+        if worker.turn[-1] != self.end and len(worker.turn) < TURN_LIMIT_TOKENS:
+            yield worker
+            return
+        self._end_turn(worker)
+        if worker.job.done or len(worker.errors) >= self.max_errors:
+            self._count(worker)
+            yield from self._start(worker.sequence, waiting)
+        else:
+            self._prompt(worker)
+            yield worker
+
+    def _end_turn(self, worker: Worker) -> None:
+        said = "".join(self.llama.text_of(token) for token in worker.turn if token != self.end)
+        call = parse(said)
+        if call is None:
+            worker.errors.append("parse")
+            worker.messages.append({"role": "assistant", "content": said})
+            worker.messages.append({"role": "user", "content": "Error: no tool call."})
+            return
+        result = worker.job.apply(call["name"], call["arguments"])
+        worker.errors += [result.cause] if result.cause else []
+        worker.messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        )
+        worker.messages.append({"role": "tool", "content": result.text})
+
+    def _count(self, worker: Worker) -> None:
+        self.tally.errors.update(worker.errors)
+        if worker.job.done:
+            self.tally.delivered += 1
+            self.tally.delivered_without_error += not worker.errors
+        else:
+            self.tally.dropped[worker.errors[-1]] += 1
+
+
+def parse(said: str) -> dict[str, Any] | None:
+    """The tool call in a turn; None where there is none that can be read."""
+    found = CALL.search(said)
+    try:
+        call = json.loads(found[1]) if found else None
+    except ValueError:
+        return None
+    right = isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
+    return call if right else None
+
+
+def run_arm(model: Path, arm: Arm, packages: int, max_errors: int, threads: int) -> dict[str, Any]:
+    """Runs one arm; gives its counts and how long it took."""
+    cells = arm.prefix_tokens + arm.workers * (arm.steps + max_errors + 1) * CELLS_A_STEP
+    llama = Llama(model, cells=cells, sequences=arm.workers + 1, threads=threads)
+    started_at = time.perf_counter()
+    evaluation = Evaluation(llama, arm, draw_packages(SEED, packages, arm.steps), max_errors)
+    tally = evaluation.run()
+    wall_s = round(time.perf_counter() - started_at, 1)
+    llama.close()
+    counts = {
+        "delivered": tally.delivered,
+        "delivered_without_error": tally.delivered_without_error,
+        "errors": dict(tally.errors),
+        "dropped": dict(tally.dropped),
+    }
+    return {**asdict(arm), "prefix_tokens": len(evaluation.prefix), "packages": packages, **counts, "wall_s": wall_s}
+
+
+def print_row(row: dict[str, Any]) -> None:
+    settings = (row[name] for name in ("quant", "steps", "prefix_tokens", "workers"))
+    counts = (row[name] for name in ("delivered_without_error", "errors", "dropped", "wall_s"))
+    cells = (*settings, f"{row['delivered']} of {row['packages']}", *counts)
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def model_in(quant: str, model: Path, folder: Path) -> Path:
+    """The model file in a quant; written once."""
+    target = folder / f"{quant}.gguf"
+    if quant == "F16":
+        return model
+    if not target.exists():
+        quantize(model, target, quant)
+    return target
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and the features that decide which kernels llama.cpp takes."""
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    flags = set(re.findall(r"^flags\s*: (.*)$", told, re.MULTILINE)[:1] and told.split())
+    features = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
+    name = re.search(r"^model name\s*: (.*)$", told, re.MULTILINE)
+    return {
+        "processor": name[1] if name else platform.processor(),
+        "cores": os.cpu_count(),
+        "cpu_features": [feature for feature in features if feature in flags],
+    }
+
+
+def record_of(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """All that is needed to judge the rows, and to run them again."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "version": 1,
+        "name": "courier-nano-eval",
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit,
+        "machine": machine(),
+        "model": {"file": args.model.name, "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest()},
+        "settings": {
+            "seed": SEED,
+            "temperature": 0,
+            "max_errors": args.max_errors,
+            "threads": args.threads,
+            "flash_attention": True,
+        },
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--packages", type=int, default=100)
+    parser.add_argument(
+        "--arms", default=",".join(DEFAULT_ARMS), help="steps:prefix:workers:quant, with commas between"
+    )
+    parser.add_argument("--max-errors", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--record", type=Path)
+    args = parser.parse_args()
+    print(
+        "| quant | steps | prefix | workers | delivered | without error | errors | dropped | wall s |\n|" + " --- |" * 9
+    )
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for arm in map(Arm.parse, args.arms.split(",")):
+            model = model_in(arm.quant, args.model, Path(folder))
+            rows.append(run_arm(model, arm, args.packages, args.max_errors, args.threads))
+            print_row(rows[-1])
+    if args.record:
+        args.record.write_text(json.dumps(record_of(args, rows), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
