@@ -80,7 +80,7 @@ class ModelMode:
     def _sender(self, state: TripState, errand: Errand) -> Callable[[Callable[[], None]], Any]:
         body = self._fixed | {"messages": state["transcript"]}
         if self._lends:
-            body["session_id"] = errand.session_id
+            body |= {"session_id": errand.session_id, "return_token_ids": True}
             if errand.pool_id is not None:
                 body["pool_id"] = errand.pool_id
         return lambda first: self._client.chat(body, first)

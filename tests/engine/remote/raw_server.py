@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One answer. With `cut` the connection is closed before the body is whole."""
+    """One answer. With `cut` the connection closes before the body is whole, with `hangs` it never ends by itself."""
 
     pieces: tuple[bytes, ...] = ()
     status: int = 200
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=lambda: {})
     cut: bool = False
+    hangs: bool = False
 
 
 def stream(*events: bytes, cut: bool = False) -> Raw:
@@ -30,6 +32,8 @@ async def _send(request: web.Request, raw: Raw) -> web.StreamResponse:
     await response.prepare(request)
     for piece in raw.pieces:
         await response.write(piece)
+    if raw.hangs:
+        await asyncio.get_running_loop().create_future()
     if raw.cut:
         assert request.transport is not None
         request.transport.close()
@@ -52,7 +56,7 @@ async def raw_server(answer: Callable[[web.Request, bytes], Raw]) -> AsyncGenera
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncGenerator[str, None]:
     """Runs an application on a free loopback port."""
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polystem.engine.remote.sse import EventParser
 
-STREAM = b': keepalive queued\n\ndata: {"a": "\xc3\xa9"}\n\nevent: x\ndata: one\ndata: two\n\ndata:three\r\n\r\ndata: [DONE]\n\n'
+STREAM = (
+    b': keepalive queued\n\ndata: {"a": "\xc3\xa9"}\n\n'
+    b"event: x\ndata: one\ndata: two\n\ndata:three\r\n\r\ndata: [DONE]\n\n"
+)
 EVENTS = [b'{"a": "\xc3\xa9"}', b"one\ntwo", b"three", b"[DONE]"]
 
 
@@ -16,7 +21,7 @@ EVENTS = [b'{"a": "\xc3\xa9"}', b"one\ntwo", b"three", b"[DONE]"]
 def test_a_stream_cut_anywhere_gives_the_same_events(cuts: list[int]) -> None:
     parser, events = EventParser(), list[bytes]()
     edges = [0, *sorted(cuts), len(STREAM)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         events += parser.feed(STREAM[start:end])
     assert events == EVENTS
 
