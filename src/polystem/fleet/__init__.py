@@ -1,1 +1,24 @@
-"""Sessions and workers on an engine, through the pools."""
+"""Sessions and turns on an engine, through a gate and a pool."""
+
+from polystem.fleet.fleet import Fleet
+from polystem.fleet.gate import Booking, CellGate, Gate, Lease
+from polystem.fleet.session import ClosedSession, SessionView
+from polystem.fleet.settings import FleetSettings
+from polystem.fleet.statistics import CellCount, FleetCounters, FleetStatistics
+from polystem.fleet.turn import AttachReport, Turn
+
+__all__ = [
+    "AttachReport",
+    "Booking",
+    "CellCount",
+    "CellGate",
+    "ClosedSession",
+    "Fleet",
+    "FleetCounters",
+    "FleetSettings",
+    "FleetStatistics",
+    "Gate",
+    "Lease",
+    "SessionView",
+    "Turn",
+]

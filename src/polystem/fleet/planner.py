@@ -1,0 +1,187 @@
+"""Where a turn's cells come from: its session's branch, a pool, or nothing; and how many it must book.
+
+Pure arithmetic over the ledger. A turn books its prompt beyond what it shares plus its output reserve, so that
+shared + booked = prompt + reserve, and it never needs more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polystem.clock import Clock
+from polystem.engine.protocol import BranchId, Placement
+from polystem.errors import ContextOverflow
+from polystem.fleet.gate import Booking
+from polystem.fleet.session import Sessions
+from polystem.fleet.settings import FleetSettings
+from polystem.fleet.turn import AttachReport, Turn
+from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath, lendable_tokens, lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A pool and how many of its cells a turn borrows."""
+
+    pool: Pool | None
+    tokens: int
+
+
+class Planner:
+    """Plans turns over one ledger."""
+
+    def __init__(
+        self,
+        ledger: CellLedger,
+        sessions: Sessions,
+        settings: FleetSettings,
+        clock: Clock,
+        context_tokens: int,
+        new_branch: Callable[[], BranchId],
+    ) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._settings = settings
+        self._clock = clock
+        self._context_tokens = context_tokens
+        self._new_branch = new_branch
+
+    def check_context(self, turn: Turn) -> None:
+        """Raises ContextOverflow where prompt and output cannot fit the context; sets the output reserve."""
+        prompt_tokens, max_tokens = len(turn.path), turn.request.max_tokens
+        if prompt_tokens + (1 if max_tokens is None else max_tokens) > self._context_tokens:
+            raise ContextOverflow(
+                prompt_tokens=prompt_tokens, output_tokens=max_tokens or 0, context_tokens=self._context_tokens
+            )
+        room = self._context_tokens - prompt_tokens
+        turn.reserve_tokens = min(self._settings.growth_reserve_tokens, room) if max_tokens is None else max_tokens
+
+    def check_pool(self, path: TokenPath) -> None:
+        """Raises ContextOverflow where no prompt could be longer than the pool."""
+        if len(path) >= self._context_tokens:
+            raise ContextOverflow(prompt_tokens=len(path), context_tokens=self._context_tokens)
+
+    def named_pool(self, turn: Turn) -> Pool | None:
+        """The pool that the request names, if it exists."""
+        return None if turn.request.pool_id is None else self._ledger.tree.find(turn.request.pool_id)
+
+    def kept_tokens(self, turn: Turn) -> int:
+        """How much of the prompt the session's own branch holds."""
+        account = self.own_account(turn)
+        if turn.session is None or account is None:
+            return 0
+        return min(lendable_tokens(turn.session.path, turn.path), account.tokens)
+
+    def own_account(self, turn: Turn) -> Account | None:
+        """The cells of the turn's session, None where it has none."""
+        return self._sessions.account(turn.session) if turn.session is not None else None
+
+    def bookings(self, turn: Turn) -> Sequence[Booking]:
+        """The ways to seat the turn as things stand, best first."""
+        share, account, kept = self._best_share(turn), self.own_account(turn), self.kept_tokens(turn)
+        if account is not None and self._continues(turn, account, kept, share):
+            return [self._continuation(turn, account, kept)]
+        ways = [self._fresh(turn, account, share)]
+        if share.pool is not None and not share.pool.fixed:
+            ways.append(self._fresh(turn, account, Share(None, 0)))
+        return ways
+
+    def growth(self, turn: Turn) -> Booking | None:
+        """The next step of a turn without max_tokens, None while its reserve is wide enough."""
+        step = self._settings.growth_reserve_tokens // 2
+        most = self._context_tokens - len(turn.path)
+        if turn.request.max_tokens is not None or len(turn.output) + step < turn.reserve_tokens:
+            return None
+        more = min(step, most - turn.reserve_tokens)
+        account = turn.account
+        if more <= 0 or account is None:
+            return None
+
+        def take() -> Sequence[Holder]:
+            account.booked_cells += more
+            turn.reserve_tokens += more
+            return ()
+
+        room = Room(account.booked_cells + more, 0)
+        return Booking(room=room, take=take, undo=_nothing, own=account.branch, spare=frozenset({account.branch}))
+
+    def _best_share(self, turn: Turn) -> Share:
+        named = self.named_pool(turn)
+        if named is not None and named.lends:
+            return Share(named, lendable_tokens(named.path, turn.path))
+        if self._settings.auto_pool:
+            return Share(*self._ledger.tree.best_match(turn.path))
+        return Share(None, 0)
+
+    def _continues(self, turn: Turn, account: Account, kept: int, share: Share) -> bool:
+        """Whether the session goes on with its own branch.
+
+        A named pool whose whole path matches wins over a longer private copy: the session is moved onto it.
+        """
+        if not kept or kept < share.tokens:
+            return False
+        named = self.named_pool(turn)
+        moves = named is not None and named.lends and share.tokens == min(len(named), len(turn.path) - 1)
+        return not (moves and named not in lineage(account.pool))
+
+    def _continuation(self, turn: Turn, account: Account, kept: int) -> Booking:
+        shared = min(account.shared_tokens, kept)
+        booked = len(turn.path) + turn.reserve_tokens - shared
+
+        def take() -> Sequence[Holder]:
+            account.trim(kept)
+            self._seat(turn, account, booked, Placement(branch=account.branch))
+            return ()
+
+        def undo() -> None:
+            account.running, account.booked_cells = False, 0
+
+        spare = frozenset({account.branch})
+        return Booking(room=Room(booked, 0), take=take, undo=undo, own=account.branch, spare=spare)
+
+    def _fresh(self, turn: Turn, old: Account | None, share: Share) -> Booking:
+        booked = len(turn.path) + turn.reserve_tokens - share.tokens
+        branch = self._new_branch()
+
+        def take() -> Sequence[Holder]:
+            if old is not None:
+                self._ledger.close(old.branch)
+            account = self._ledger.open(branch, self._clock.now_s())
+            account.borrow(share.pool, share.tokens)
+            source = share.pool.branch if share.pool is not None and share.tokens else None
+            self._seat(turn, account, booked, Placement(branch, source, share.tokens))
+            return () if old is None else (old,)
+
+        return Booking(
+            room=Room(booked, 0 if old is not None else 1),
+            take=take,
+            undo=lambda: self._ledger.close(branch),
+            own=None if old is None else old.branch,
+            spare=frozenset() if share.pool is None else frozenset({share.pool.branch}),
+        )
+
+    def _seat(self, turn: Turn, account: Account, booked_cells: int, placement: Placement) -> None:
+        account.running = True
+        account.booked_cells = booked_cells
+        turn.account, turn.placement, turn.epoch = account, placement, self._ledger.epoch
+        if turn.session is not None:
+            turn.session.branch = account.branch
+        turn.attach = self._report(turn, account)
+
+    def _report(self, turn: Turn, account: Account) -> AttachReport:
+        named, lender = self.named_pool(turn), account.pool
+        for pool in lineage(lender):
+            pool.last_access_at = self._clock.wall_s()
+            pool.attached_ever += pool is lender
+        told = named or (lender if lender is not None and lender.listed else None)
+        return AttachReport(
+            pool_id=None if told is None else told.pool_id,
+            pool_match_tokens=0 if told is None else told.path.common_tokens(turn.path),
+            pool_len_tokens=0 if told is None else len(told),
+            shared_tokens=account.shared_tokens,
+            pool_unknown=turn.request.pool_id is not None and (named is None or named.state == "failed"),
+        )
+
+
+def _nothing() -> None:
+    return

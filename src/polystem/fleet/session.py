@@ -1,0 +1,119 @@
+"""Sessions: conversations whose cells may be continued.
+
+A session has at most one running turn. Its transcript, as tokens, is the truth; its branch in the engine is a cache
+that may be dropped at any time between turns.
+Invariant: `branch` has an account in the ledger, or the session holds no cells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from polystem.engine.protocol import BranchId
+from polystem.errors import Conflict
+from polystem.pool import Account, CellLedger, TokenPath
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation. `users` counts turns that run or wait for it."""
+
+    session_id: str
+    last_used_at: float
+    path: TokenPath = field(default_factory=lambda: TokenPath(()))
+    branch: BranchId | None = None
+    users: int = 0
+    closed: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSession:
+    """What closing a session came to. `dropped_cells` counts those that nobody else holds."""
+
+    session_id: str
+    found: bool
+    dropped_cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A session as statistics show it. `cells` counts its private ones, as far as they are known."""
+
+    session_id: str
+    cells: int
+    idle: bool
+    pool_id: int | None
+
+
+class Sessions:
+    """All sessions that are known by name."""
+
+    def __init__(self, ledger: CellLedger, remembered: int) -> None:
+        self._ledger = ledger
+        self._remembered = remembered
+        self._sessions: dict[str, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def account(self, session: Session) -> Account | None:
+        """The session's cells, None where it holds none."""
+        return self._ledger.accounts.get(session.branch) if session.branch is not None else None
+
+    @asynccontextmanager
+    async def entered(self, session_id: str, at_s: float, *, wait: bool) -> AsyncGenerator[Session, None]:
+        """The session, for one turn at a time, in the order of arrival.
+
+        Raises Conflict where another turn has it and `wait` is false.
+        """
+        while True:
+            session = self._sessions.setdefault(session_id, Session(session_id, at_s))
+            if session.users and not wait:
+                raise Conflict(f"session '{session_id}' has a turn running; wait for its end, then send the next")
+            session.users += 1
+            try:
+                async with session.lock:
+                    if not session.closed:
+                        session.last_used_at = at_s
+                        yield session
+                        return
+            finally:
+                session.users -= 1
+                self._forget_oldest()
+
+    def close(self, session: Session) -> None:
+        """Forgets the session; turns that wait for it start a new one of the same name."""
+        session.closed = True
+        if self._sessions.get(session.session_id) is session:
+            del self._sessions[session.session_id]
+
+    def views(self) -> tuple[SessionView, ...]:
+        return tuple(self._view(session) for session in self._sessions.values())
+
+    def _view(self, session: Session) -> SessionView:
+        account = self.account(session)
+        pool = account.pool if account else None
+        return SessionView(
+            session_id=session.session_id,
+            cells=account.private_cells if account else 0,
+            idle=not (account and account.running),
+            pool_id=pool.pool_id if pool else None,
+        )
+
+    def _forget_oldest(self) -> None:
+        """Sessions without cells are remembered up to a number, those used last."""
+        if len(self._sessions) <= self._remembered:
+            return
+        empty = [each for each in self._sessions.values() if not each.users and self.account(each) is None]
+        for session in sorted(empty, key=lambda each: each.last_used_at)[: len(self._sessions) - self._remembered]:
+            self.close(session)

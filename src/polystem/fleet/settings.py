@@ -1,0 +1,48 @@
+"""The fleet's own knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from polystem.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How a fleet shares cells.
+
+    Args:
+        auto_pool: a prefix seen twice becomes a pool by itself; requests then also match pools they do not name.
+        auto_pool_min_tokens: shortest prefix, and shortest extension of a pool, that is worth a pool.
+        auto_pools_max: automatic pools kept at once; the one unused for longest makes room for the next.
+        remembered_prompts: finished requests without a session whose prefix still counts as seen.
+        remembered_sessions: sessions without cells that are still known by their transcript.
+        growth_reserve_tokens: cells booked ahead for a turn without max_tokens. Its booking grows in steps of half this
+            number while it decodes; where it cannot grow, that turn alone ends with CellsExhausted.
+        second_turn: what a turn does while another of the same session runs: wait for it, or be refused with Conflict.
+        prefill_budget_tokens: prompt tokens prefilled in one step while others decode; None leaves it to the engine.
+    """
+
+    auto_pool: bool = False
+    auto_pool_min_tokens: int = 256
+    auto_pools_max: int = 32
+    remembered_prompts: int = 128
+    remembered_sessions: int = 4096
+    growth_reserve_tokens: int = 512
+    second_turn: Literal["wait", "refuse"] = "wait"
+    prefill_budget_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("auto_pool_min_tokens", 1),
+            ("auto_pools_max", 1),
+            ("remembered_prompts", 0),
+            ("remembered_sessions", 0),
+            ("growth_reserve_tokens", 2),
+        ):
+            value: int = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} is {value}, the least is {least}", hint=f"raise {name}")
+        if self.prefill_budget_tokens is not None and self.prefill_budget_tokens < 1:
+            raise ConfigError(f"prefill_budget_tokens is {self.prefill_budget_tokens}, the least is 1")

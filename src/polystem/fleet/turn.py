@@ -1,0 +1,119 @@
+"""One turn, as its caller holds it and as the fleet runs it.
+
+The fleet runs a turn in a task of its own, so that a caller who is cancelled in the middle of anything leaves nothing
+half done; the caller reads deltas from a queue, and a slow reader does not hold up the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from polystem.engine.protocol import Placement
+from polystem.errors import PolystemError
+from polystem.fleet.session import Session
+from polystem.messages import Delta, Prompt, Request
+from polystem.pool import Account, TokenPath
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReport:
+    """What became of the wish to share.
+
+    `pool_id` is the pool named by the request, else the one its cells are borrowed from; `pool_match_tokens` of its
+    `pool_len_tokens` agree with the prompt, and `shared_tokens` are borrowed. `pool_unknown` says that the request
+    named a pool that does not exist (any more).
+    """
+
+    pool_id: int | None = None
+    pool_match_tokens: int = 0
+    pool_len_tokens: int = 0
+    shared_tokens: int = 0
+    pool_unknown: bool = False
+
+
+class Turn:
+    """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered."""
+
+    def __init__(self, request: Request, prompt: Prompt, begun_at: float) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.attach = AttachReport()
+        self.path = TokenPath(prompt.tokens)
+        self.begun_at = begun_at
+        self.seated_at: float | None = None
+        self.epoch = 0
+        self.session: Session | None = None
+        self.account: Account | None = None
+        self.placement: Placement | None = None
+        self.reserve_tokens = 0
+        self.output: list[int] = []
+        self.prefilled = asyncio.Event()
+        self._events: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self._first: Delta | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.complete = False
+        self._read_to_end = False
+        self._cancelled = False
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._read_to_end:
+            raise StopAsyncIteration
+        delta = self._first or await self._next()
+        self._first = None
+        self._read_to_end = delta.finish_reason is not None
+        return delta
+
+    # --- for the fleet --------------------------------------------------------------------------------------------
+
+    def run(self, life: Coroutine[None, None, None]) -> None:
+        """Starts the turn's own task."""
+        self._task = asyncio.create_task(life, name=f"turn-{self.request.id}")
+
+    async def opened(self) -> None:
+        """Returns once the first delta is there; raises what kept it from coming."""
+        self._first = await self._next()
+
+    def push(self, delta: Delta) -> None:
+        """Hands a delta to the reader."""
+        self.complete = self.complete or delta.finish_reason is not None
+        self._events.put_nowait(delta)
+
+    def fail(self, error: Exception) -> None:
+        """Hands an error to the reader, unless the answer is complete."""
+        if not self.complete:
+            self.complete = True
+            self._events.put_nowait(error)
+
+    def end(self, error: PolystemError) -> None:
+        """Ends the turn from outside; its reader gets `error` after what has been sent."""
+        self.fail(error)
+        self._cancel()
+
+    async def leave(self) -> None:
+        """Ends the turn if it still runs, and returns when its cells are settled."""
+        assert self._task is not None
+        if not self.complete:
+            self._cancel()
+        await asyncio.wait([self._task])
+
+    async def ended(self) -> None:
+        """Returns when the turn's task is over."""
+        assert self._task is not None
+        await asyncio.wait([self._task])
+
+    def _cancel(self) -> None:
+        if not self._cancelled and self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
+
+    async def _next(self) -> Delta:
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            self._read_to_end = True
+            raise event
+        return event

@@ -1,0 +1,177 @@
+"""The tree of shared prefixes: which pool owns which part of a token path.
+
+A pool covers the path [0, L). It owns the cells of [D, L); those of [0, D) belong to its parent. A root has D = 0.
+
+    root    |=========== owned ===========|            L = 31
+    child   |....... lent by root .......|== owned ==|  D = 30, L = 41
+
+A released pool leaves the listing at once; its cells live on as far as a borrower or a child still reaches into them,
+and the node stays in the tree until nobody does. Knows no engine and no session.
+Invariant: 0 <= D < L for every pool, and a parent comes before its children in `nodes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from polystem.engine.protocol import BranchId
+from polystem.errors import PoolNotFound
+from polystem.pool.path import TokenPath
+
+PoolState: TypeAlias = Literal["building", "ready", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """One shared prefix. `guard` is held while another branch is being cut out of this one."""
+
+    pool_id: int
+    branch: BranchId
+    path: TokenPath
+    created_at: float
+    last_access_at: float
+    parent: Pool | None = None
+    branch_pos: int = 0
+    pinned: bool = False
+    ephemeral: bool = False
+    auto: bool = False
+    owner: str | None = None
+    attached_ever: int = 0
+    listed: bool = True
+    state: PoolState = "building"
+    detail: str = ""
+    built: bool = False
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    guard: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+    @property
+    def lends(self) -> bool:
+        """Whether a new branch may grow from this pool."""
+        return self.listed and self.state == "ready"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether only its owner may end it."""
+        return self.pinned or not self.ephemeral
+
+    def settle(self, state: PoolState, detail: str = "") -> None:
+        """Ends the building of the pool and wakes whoever waits for it."""
+        self.state, self.detail = state, detail
+        self.settled.set()
+
+    def rebuild(self, branch: BranchId) -> None:
+        """Marks the pool as lost with the engine that held it; it will be prefilled again into `branch`."""
+        self.branch = branch
+        self.state, self.detail = "building", ""
+        self.settled = asyncio.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool as its owner sees it. `tokens` is L, `branch_pos` D; `borrowers` counts running turns."""
+
+    pool_id: int
+    tokens: int
+    sha256: str
+    parent_id: int | None
+    branch_pos: int
+    own_cells: int
+    children: tuple[int, ...]
+    pinned: bool
+    ephemeral: bool
+    auto: bool
+    owner: str | None
+    attached_ever: int
+    created_at: float
+    last_access_at: float
+    borrowers: int
+    state: PoolState
+    detail: str
+
+
+class PoolTree:
+    """All pools of one fleet. Ids count up from 0 and are not used again."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Pool] = []
+        self._next_id = 0
+
+    def listed(self) -> Iterator[Pool]:
+        """The pools that exist for callers, oldest first."""
+        return (pool for pool in self.nodes if pool.listed)
+
+    def find(self, pool_id: int) -> Pool | None:
+        return next((pool for pool in self.listed() if pool.pool_id == pool_id), None)
+
+    def get(self, pool_id: int) -> Pool:
+        """Raises PoolNotFound."""
+        pool = self.find(pool_id)
+        if pool is None:
+            raise PoolNotFound(pool_id)
+        return pool
+
+    def add(self, branch: BranchId, path: TokenPath, *, at_s: float, parent: Pool | None, branch_pos: int) -> Pool:
+        """Plants a pool that is still to be built."""
+        assert 0 <= branch_pos < len(path)
+        assert (parent is None) == (branch_pos == 0)
+        pool = Pool(
+            pool_id=self._next_id,
+            branch=branch,
+            path=path,
+            created_at=at_s,
+            last_access_at=at_s,
+            parent=parent,
+            branch_pos=branch_pos,
+        )
+        self._next_id += 1
+        self.nodes.append(pool)
+        return pool
+
+    def children(self, pool: Pool) -> list[Pool]:
+        """The listed pools that grew from this one."""
+        return [other for other in self.listed() if other.parent is pool]
+
+    def best_match(self, path: TokenPath) -> tuple[Pool | None, int]:
+        """The pool that can lend most of `path`, and how much: at most all but the last token."""
+        best: Pool | None = None
+        best_tokens = 0
+        for pool in self.listed():
+            match = lendable_tokens(pool.path, path)
+            if pool.lends and match > best_tokens:
+                best, best_tokens = pool, match
+        return best, best_tokens
+
+    def resident_cells(self, reach: dict[Pool, int]) -> int:
+        """Cells that pools hold, given how far into each one the outermost borrower reaches."""
+        return sum(self.own_cells(reach).values())
+
+    def own_cells(self, reach: dict[Pool, int]) -> dict[Pool, int]:
+        """The same, pool by pool. `reach` of a pool that stays listed is at least its length."""
+        outer = dict(reach)
+        owned: dict[Pool, int] = {}
+        for pool in reversed(self.nodes):
+            end = outer.get(pool, 0)
+            owned[pool] = max(0, end - pool.branch_pos)
+            if pool.parent is not None:
+                outer[pool.parent] = max(outer.get(pool.parent, 0), min(end, pool.branch_pos))
+        return owned
+
+    def prune(self, reach: dict[Pool, int]) -> None:
+        """Forgets released pools that nobody reaches into any more."""
+        owned = self.own_cells(reach)
+        needed = {pool for pool in self.nodes if pool.listed or owned[pool] or reach.get(pool)}
+        for pool in reversed(self.nodes):
+            if pool in needed and pool.parent is not None:
+                needed.add(pool.parent)
+        self.nodes = [pool for pool in self.nodes if pool in needed]
+
+
+def lendable_tokens(lender: TokenPath, prompt: TokenPath) -> int:
+    """How much of `prompt` can be lent: the common part without the last token, which is computed for its logits."""
+    return min(lender.common_tokens(prompt), len(prompt) - 1)
