@@ -14,12 +14,14 @@ from itertools import count
 from typing import Literal
 
 from polystem.clock import Clock, SystemClock
+from polystem.engine.constraint import Grammar, grammar_for
 from polystem.engine.llama.answer import AnswerReader
 from polystem.engine.llama.boots import BootKeeper
 from polystem.engine.llama.encoder import PromptEncoder
 from polystem.engine.llama.gauges import Gauges
 from polystem.engine.llama.link import ChildLink
 from polystem.engine.llama.modelfile import sha256_of
+from polystem.engine.llama.probe import settle_repack
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.tickets import TicketDesk
 from polystem.engine.llama.wire import (
@@ -34,12 +36,10 @@ from polystem.engine.llama.wire import (
 from polystem.engine.protocol import BranchId, EngineInfo, EngineStatistics, Placement
 from polystem.errors import (
     BadRequest,
-    ConfigError,
     ContextOverflow,
     Draining,
     EngineDied,
     EngineStarting,
-    UnsupportedField,
 )
 from polystem.messages import Delta, Prompt, Request, Sampling
 
@@ -80,7 +80,7 @@ class LlamaEngine:
         encoder = await asyncio.to_thread(PromptEncoder, self._settings, self._clock)
         self._encoder = encoder
         sha256 = await asyncio.to_thread(sha256_of, self._settings.model_path)
-        settings = self._settings
+        settings = await asyncio.to_thread(settle_repack, self._settings, sha256)
         self._boots = BootKeeper(settings, self._clock, on_report=self._take, on_death=self._died)
         if self._budget is not None:
             self._boots.keep_telling(self._budget)
@@ -158,11 +158,8 @@ class LlamaEngine:
             raise EngineStarting
         return self._encoder
 
-    def _grammar(self, request: Request, prompt: Prompt) -> None:
-        if request.response_format.kind != "text":
-            raise UnsupportedField("response_format", f"this engine cannot constrain to {request.response_format.kind}")
-        if request.tool_choice.mode in ("required", "named"):
-            raise UnsupportedField("tool_choice", f"this engine cannot force a call ({request.tool_choice.mode})")
+    def _grammar(self, request: Request, prompt: Prompt) -> Grammar | None:
+        return grammar_for(request, self._reader().tool_format, prompt_text=prompt.text)
 
     # -- turns
 
@@ -237,8 +234,8 @@ class LlamaEngine:
             self._desk.close(ticket)
 
     def set_prefill_budget(self, tokens_per_step: int) -> None:
-        if tokens_per_step < 0:
-            raise ConfigError(f"prefill budget is {tokens_per_step} tokens a step; it must be 0 or more")
+        if tokens_per_step < 1:
+            raise BadRequest(f"prefill budget is {tokens_per_step} tokens a step; it must be at least 1")
         self._budget = SetBudget(tokens_per_step)
         if self._boots is not None:
             self._boots.keep_telling(self._budget)

@@ -58,7 +58,7 @@ class ChildLink:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
-                env=_child_environment(),
+                env=child_environment(),
             )
         self._connection: Connection | None = Connection(ours.detach())
         self._loop.add_reader(self._connection.fileno(), self._read)
@@ -119,7 +119,7 @@ class ChildLink:
         return f"{ending}: {lines[-1].strip()}" if lines else ending
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The child must import the same package, wherever the parent found it."""
     source = str(Path(polystem.__file__).parent.parent)
     known = os.environ.get("PYTHONPATH", "")

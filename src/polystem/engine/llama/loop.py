@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 
 from polystem.clock import Clock
+from polystem.engine.constraint import Grammar
 from polystem.engine.llama.branches import Branch, BranchTable
 from polystem.engine.llama.cells import CellMap
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows, NativeContext
@@ -49,7 +49,7 @@ class DecodeLoop:
 
     def __init__(
         self, context: NativeContext, settings: LlamaSettings, *, pieces: PieceTable, eog: frozenset[int],
-        compile_constraint: Callable[[Any], TokenConstraint], inbox: SimpleQueue[Command], ship: Ship, clock: Clock,
+        compile_constraint: Callable[[Grammar], TokenConstraint], inbox: SimpleQueue[Command], ship: Ship, clock: Clock,
     ) -> None:  # fmt: skip
         self._context = context
         self._pieces, self._eog, self._compile = pieces, eog, compile_constraint
@@ -106,6 +106,8 @@ class DecodeLoop:
                 self._budget_tokens = command.tokens_per_step
             case Close():
                 self._closing = True
+            case _:  # pyright: ignore[reportUnnecessaryComparison]  (what arrives was pickled)
+                raise TypeError(f"not a command: {command!r}")
 
     def _admit(self, job: Job) -> None:
         try:

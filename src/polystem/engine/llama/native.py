@@ -375,4 +375,7 @@ def quantize(source: Path, target: Path, type_id: int, *, threads: int) -> None:
     params.allow_requantize = False
     status = _ll.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if status != 0:
-        raise ModelFileError(f"cannot quantise {source}: {log.explain(f'llama.cpp returned {status}')}")
+        raise ModelFileError(
+            f"cannot quantise {source}: {log.explain(f'llama.cpp returned {status}')}",
+            hint="start from an F16, BF16 or F32 file; one that is quantised already cannot be quantised again",
+        )

@@ -5,9 +5,12 @@ The same code for a child process and a thread. Knows no transport: it is given 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from queue import SimpleQueue
 
 from polystem.clock import Clock
+from polystem.engine.constraint import ConstraintCompiler, Grammar
 from polystem.engine.llama.loop import DecodeLoop, Ship
 from polystem.engine.llama.native import Batch, NativeContext, NativeModel, Vocabulary, library_build
 from polystem.engine.llama.sampling import TokenConstraint
@@ -15,7 +18,7 @@ from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.text import PieceTable
 from polystem.engine.llama.wire import FAILED, LOOP_TICKET, READY, Command, error_fields
 from polystem.engine.tools import VISIBLE_CONTROLS
-from polystem.errors import ConstraintError, EngineBuildError, PolystemError
+from polystem.errors import EngineBuildError, PolystemError
 
 
 def run_engine(settings: LlamaSettings, inbox: SimpleQueue[Command], ship: Ship, clock: Clock) -> None:
@@ -47,7 +50,7 @@ def _run_model(
         _warm_up(context)
         loop = DecodeLoop(
             context, settings, pieces=piece_table(vocabulary), eog=frozenset(vocabulary.eog_tokens()),
-            compile_constraint=_no_constraints, inbox=inbox, ship=ship, clock=clock,
+            compile_constraint=_constraint_door(vocabulary), inbox=inbox, ship=ship, clock=clock,
         )  # fmt: skip
         ship([(LOOP_TICKET, READY, {"build": library_build(), "cells_physical": context.physical_cells})], None)
         loop.run()
@@ -77,5 +80,13 @@ def piece_table(vocabulary: Vocabulary) -> PieceTable:
     return PieceTable(vocabulary.piece, size=vocabulary.size, hidden=hidden_tokens(vocabulary))
 
 
-def _no_constraints(grammar: object) -> TokenConstraint:
-    raise ConstraintError(f"this engine cannot decode under a constraint ({type(grammar).__name__})")
+def _constraint_door(vocabulary: Vocabulary) -> Callable[[Grammar], TokenConstraint]:
+    """Compiles grammars; the vocabulary is prepared at the first of them, since most runs need none."""
+
+    @cache
+    def compiler() -> ConstraintCompiler:
+        eog = vocabulary.eog_tokens()
+        pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+        return ConstraintCompiler(pieces, eos_tokens=eog, control=hidden_tokens(vocabulary) - set(eog))
+
+    return lambda grammar: compiler().compile(grammar)

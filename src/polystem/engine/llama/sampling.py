@@ -116,9 +116,9 @@ def _best_first(weights: Row, top_k: int, top_p: float) -> npt.NDArray[np.intp]:
 
 def _pick(weights: Row, at: float) -> int:
     """The index under point `at` (0 to 1) of the weights laid end to end; one of weight 0 is never picked."""
-    mass = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(mass, at * mass[-1], side="right"))
-    return min(index, int(np.flatnonzero(weights)[-1])) if index >= len(weights) else index
+    mass: npt.NDArray[np.float64] = np.cumsum(weights, dtype=np.float64)
+    index = int(np.searchsorted(mass, at * float(mass[-1]), side="right"))
+    return index if index < len(weights) else int(np.flatnonzero(weights)[-1])  # rounding can point past the end
 
 
 def raw_logprobs(row: Row, token: int, wanted: int) -> RawLogprobs:

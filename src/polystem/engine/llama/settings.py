@@ -49,7 +49,7 @@ class LlamaSettings:
     self_check: bool = False
 
     def __post_init__(self) -> None:
-        self._check_range("cells", 256, 1 << 26)
+        self._check_range("cells", 16, 1 << 26)
         self._check_range("sequences", 1, SEQUENCES_LIMIT)
         self._check_range("micro_batch_tokens", 32, 8192)
         self._check_range("prefill_chunk_tokens", 1, 8192)
@@ -86,7 +86,7 @@ class LlamaSettings:
         """Threads of a decode step. OpenMP threads spin, so larger machines keep one core free for the server."""
         if self.threads is not None:
             return self.threads
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        cores = usable_cores()
         return cores if cores <= 4 else cores - 1
 
     @property
@@ -102,3 +102,10 @@ class LlamaSettings:
         plain["threads"] = self.decode_threads
         plain["threads_batch"] = self.prefill_threads
         return plain
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -78,7 +78,7 @@ class Stream:
         if self._text.stopped:
             return "stop"
         constraint = self.sampler.constraint
-        if constraint is not None and constraint.is_done and not self.job.ignore_eos:
+        if constraint is not None and constraint.is_done:
             return "stop"
         return "length" if self._drawn >= self.job.max_tokens else None
 

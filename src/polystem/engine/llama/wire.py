@@ -16,6 +16,7 @@ import marshal
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from polystem.engine.constraint import Grammar
 from polystem.engine.protocol import BranchId, Placement
 from polystem.errors import (
     BadRequest,
@@ -50,7 +51,7 @@ class Job:
     stop: tuple[str, ...] = ()
     max_tokens: int = 0
     ignore_eos: bool = False
-    grammar: Any = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

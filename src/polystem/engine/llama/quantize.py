@@ -1,0 +1,55 @@
+"""Makes a smaller file of a model: other weight types, by llama.cpp's own quantiser.
+
+Knows no engine. A target is written beside its final place and renamed, so that nobody reads half a model.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from polystem.engine.llama import native
+from polystem.engine.llama.modelfile import cache_folder, sha256_of
+from polystem.errors import ConfigError, ModelFileError
+
+FILE_TYPE_IDS = {
+    "F16": 1,
+    "Q8_0": 7,
+    "Q6_K": 18,
+    "Q5_K_M": 17,
+    "Q4_K_M": 15,
+    "Q4_0": 2,
+    "Q3_K_M": 12,
+    "Q2_K": 10,
+}
+
+
+def quantized(source: Path, type_name: str, target: Path | None = None, *, threads: int = 1) -> Path:
+    """The model in another weight type, made now or, in the cache folder, before.
+
+    Without `target` the file lands in the user's cache folder, named by the source's hash. Raises ConfigError for a
+    type that does not exist, ModelFileError where the source cannot be read or quantised.
+    """
+    type_id = FILE_TYPE_IDS.get(type_name.upper())
+    if type_id is None:
+        raise ConfigError(f"weight type '{type_name}' does not exist; choose one of {', '.join(FILE_TYPE_IDS)}")
+    if target is None:
+        target = cache_folder() / "models" / f"{source.stem}-{type_name.upper()}-{sha256_of(source)[:12]}.gguf"
+        if target.is_file():
+            return target
+    elif target.resolve() == source.resolve():
+        raise ConfigError(f"the target {target} is the source itself; choose another path")
+    _write(source, type_id, target, threads)
+    return target
+
+
+def _write(source: Path, type_id: int, target: Path, threads: int) -> None:
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        native.quantize(source, part, type_id, threads=threads)
+        os.replace(part, target)
+    except OSError as exc:
+        raise ModelFileError(f"cannot write the quantised model {target}: {exc.strerror or exc}") from exc
+    finally:
+        part.unlink(missing_ok=True)
