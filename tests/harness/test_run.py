@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from polystem.clock import SystemClock
 from polystem.engine.remote import RemoteClient
 from polystem.errors import ConfigError
 from polystem.harness.board import Board
@@ -20,6 +19,7 @@ from polystem.harness.settings import CourierSettings
 from polystem.harness.world import Call, draw_packages
 from tests.engine.remote.raw_server import Raw
 from tests.harness.courier_server import HANGING, Body, CourierServer, refused, right_call, said, said_calls, said_text
+from tests.harness.hasty import HastyClock
 
 pytestmark = pytest.mark.anyio
 
@@ -27,13 +27,6 @@ SETTINGS = CourierSettings(
     packages=3, steps=4, concurrency=2, prefix_tokens=1800, max_errors=3, tool_delay_s=(0, 0), sample_every_s=0.02
 )
 ONE = replace(SETTINGS, packages=1)
-
-
-class HastyClock(SystemClock):
-    """A clock on which nobody waits long."""
-
-    async def sleep(self, duration_s: float) -> None:
-        await super().sleep(min(duration_s, 0.02))
 
 
 async def ran(

@@ -29,7 +29,7 @@ from polystem.harness.rows import (
     TurnRow,
 )
 
-__all__ = ["Record", "RecordWriter", "read_record", "write_manifest"]
+__all__ = ["MANIFEST_NAME", "ROWS_NAME", "Record", "RecordWriter", "read_record", "write_manifest"]
 
 MANIFEST_NAME = "manifest.json"
 ROWS_NAME = "record.jsonl"

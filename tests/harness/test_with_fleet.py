@@ -1,0 +1,116 @@
+"""Runs against polystem's own server, on the scripted engine: real cells, real pools, over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+import uvicorn
+
+from polystem.clock import SystemClock
+from polystem.engine.remote import RemoteClient
+from polystem.engine.scripted import Answer, ScriptedEngine, ScriptedSettings
+from polystem.fleet import Fleet, FleetSettings
+from polystem.harness.board import Board
+from polystem.harness.metrics import summarise
+from polystem.harness.record import Record, read_record
+from polystem.harness.rows import ArmRow, SampleRow, TurnRow
+from polystem.harness.run import run_courier
+from polystem.harness.settings import CourierSettings
+from polystem.messages import Prompt, Request, ToolCall
+from polystem.serve.app import build_app
+from polystem.serve.server import listen, url_of
+from polystem.serve.settings import ServeSettings
+from tests.harness.courier_server import right_call
+from tests.harness.hasty import HastyClock
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = CourierSettings(
+    packages=4, steps=4, concurrency=4, prefix_tokens=1500, arms=("pooled", "naive"), tool_delay_s=(0, 0.01),
+    sample_every_s=0.02,
+)  # fmt: skip
+
+
+def courier(request: Request, _prompt: Prompt) -> Answer:
+    """Does the job in chat; in a completion any text will do."""
+    if request.messages is None:
+        return Answer(text="x")
+    call = right_call([{"role": message.role, "content": message.content} for message in request.messages])
+    return Answer(tool_calls=(ToolCall("call_0", call.name, orjson.dumps(call.arguments).decode()),))
+
+
+@asynccontextmanager
+async def served(engine: ScriptedEngine) -> AsyncGenerator[str, None]:
+    """Polystem's server around an engine, on a free port."""
+    settings = ServeSettings(port=0)
+    fleet = Fleet(engine, clock=SystemClock(), settings=FleetSettings())
+    listener = listen(settings)
+    app = build_app(fleet, settings)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none"))
+    server.install_signal_handlers = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
+    await fleet.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        await serving
+        await fleet.aclose()
+
+
+async def ran(engine: ScriptedEngine, folder: Path, settings: CourierSettings) -> Record:
+    async with served(engine) as url, RemoteClient(url) as client:
+        await run_courier(settings, client=client, folder=folder)
+    return read_record(folder)
+
+
+def engine_of(settings: CourierSettings) -> ScriptedEngine:
+    sizes = ScriptedSettings(cells=settings.cells() + 8000, context_tokens=8192)
+    return ScriptedEngine(sizes, script=courier)
+
+
+@pytest.mark.parametrize("mode", ["model", "replay"])
+async def test_both_arms_deliver_and_only_one_shares(tmp_path: Path, mode: str) -> None:
+    settings = replace(SETTINGS, mode=mode)
+    record = await ran(engine_of(settings), tmp_path, settings)
+    pooled, naive = (summarise(record, arm) for arm in ("pooled", "naive"))
+    assert (pooled.delivered, naive.delivered, pooled.lost, naive.lost) == (4, 4, 0, 0)
+    assert pooled.step_zero is not None
+    assert naive.step_zero is not None
+    assert pooled.step_zero.naive_tokens == naive.step_zero.naive_tokens
+    assert pooled.step_zero.used_tokens == record.manifest.prefix_tokens + 4 * pooled.step_zero.private_tokens_mean
+    assert naive.step_zero.reduction == 1.0
+    assert all(turn.shared_tokens == record.manifest.prefix_tokens for turn in record.of(TurnRow, "pooled"))
+
+
+async def test_samples_add_up_and_nothing_stays_behind(tmp_path: Path) -> None:
+    record = await ran(engine_of(SETTINGS), tmp_path, SETTINGS)
+    for arm in ("pooled", "naive"):
+        cells = summarise(record, arm).cells
+        assert cells is not None
+        assert cells.add_up
+    last = record.of(SampleRow, "naive")[-1]
+    assert (last.cells_used, last.live) == (0, 0)
+    assert record.of(ArmRow, "pooled")[0].pool_id is not None
+    assert record.of(ArmRow, "naive")[0].pool_id is None
+
+
+async def test_an_engine_that_dies_in_mid_run_loses_nothing(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, arms=("pooled",), tool_delay_s=(0.02, 0.05))
+    engine = engine_of(settings)
+
+    def die_once(board: Board) -> None:
+        if board.steps_taken >= 3 and engine.statistics().boot == 1:
+            engine.die()
+
+    async with served(engine) as url, RemoteClient(url) as client:
+        await run_courier(settings, client=client, folder=tmp_path, clock=HastyClock(), on_sample=die_once)
+    summary = summarise(read_record(tmp_path), "pooled")
+    assert engine.statistics().boot == 2
+    assert (summary.delivered, summary.lost) == (4, 0)
