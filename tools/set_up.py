@@ -17,6 +17,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,6 @@ import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -151,16 +151,21 @@ class Step:
     name: str
     process: subprocess.Popen[bytes]
     log_path: Path
-    log: IO[bytes]
 
     @classmethod
     def start(cls, name: str, command: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> Step:
         log_path = VENV / f"set-up-{name.replace(' ', '-')}.log"
-        log = log_path.open("wb")
-        process = subprocess.Popen(
-            list(map(str, command)), cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        return cls(name, process, log_path, log)
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        return cls(name, process, log_path)
 
     @property
     def is_running(self) -> bool:
@@ -174,10 +179,15 @@ class Step:
     def finish(self) -> None:
         """Waits for the end. Raises SetUpError with the end of the log where the command failed."""
         status = self.process.wait()
-        self.log.close()
         if status != 0:
             tail = "\n".join(self.log_path.read_text(errors="replace").splitlines()[-25:])
             raise SetUpError(f"{self.name} failed (status {status}); the end of {self.log_path}:\n{tail}")
+
+    def end(self) -> None:
+        """Ends the command, if it still runs, with all that it has started."""
+        if self.is_running:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait()
 
 
 def watch(steps: Sequence[Step]) -> None:
@@ -208,9 +218,7 @@ def run_together(steps: Sequence[Step]) -> None:
             step.finish()
     finally:
         for step in steps:
-            if step.is_running:
-                step.process.terminate()
-                step.process.wait()
+            step.end()
 
 
 def say(text: str) -> None:
@@ -277,6 +285,7 @@ def install_all(python: Path, purpose: str) -> None:
 
 def main(purpose: str) -> int:
     begun_at = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an exception, so that the build ends with us
     try:
         install_all(make_venv(), purpose)
     except SetUpError as error:
