@@ -324,6 +324,10 @@ class NativeContext:
             _ll.llama_synchronize(self.pointer)
         return status
 
+    def set_threads(self, decode: int, prefill: int) -> None:
+        """Changes how many threads the next steps run on."""
+        _ll.llama_set_n_threads(self.pointer, decode, prefill)
+
     def logits(self, rows: int) -> FloatRows:
         """A view of the logits of the rows that wanted them, in batch order; valid until the next decode."""
         pointer = _ll.llama_get_logits(self.pointer)

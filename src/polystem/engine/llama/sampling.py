@@ -15,8 +15,9 @@ import numpy.typing as npt
 from polystem.messages import Sampling
 
 Row = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.intp]
 RawLogprobs = tuple[int, float, tuple[tuple[int, float], ...]]
-_SHORT_LIST = 256
+_BLOCK_TOKENS = 256
 
 
 class TokenConstraint(Protocol):
@@ -83,50 +84,77 @@ class Sampler:
         scaled = row / np.float32(self._sampling.temperature)
         scaled -= scaled.max()
         weights = np.exp(scaled, out=scaled)
-        if self._sampling.min_p > 0:
-            weights[weights < self._sampling.min_p] = 0  # the largest weight is 1
-        if self._sampling.top_k > 0 or self._sampling.top_p < 1:
-            return self._draw_from_best(weights)
-        return _pick(weights, self._random.random())
+        kept = self._kept(weights)
+        if kept is None:
+            return _pick(weights, self._random.random())
+        return int(kept[_pick(weights[kept], self._random.random())])
 
-    def _draw_from_best(self, weights: Row) -> int:
-        best = _best_first(weights, self._sampling.top_k or len(weights), self._sampling.top_p)
-        return int(best[_pick(weights[best], self._random.random())])
+    def _kept(self, weights: Row) -> Tokens | None:
+        """The tokens that min_p, top_k and top_p leave, None for all. The largest weight is 1."""
+        sampling = self._sampling
+        kept: Tokens | None = None
+        if sampling.min_p > 0:
+            kept = np.flatnonzero(weights >= sampling.min_p)
+        if 0 < sampling.top_k < len(weights):
+            kept = _heaviest(weights, kept, sampling.top_k)
+        if sampling.top_p < 1:
+            kept = _nucleus(weights, kept, sampling.top_p)
+        return kept
 
 
-def _best_first(weights: Row, top_k: int, top_p: float) -> npt.NDArray[np.intp]:
-    """Indices of the most likely tokens, best first: at most `top_k`, and only as many as `top_p` of the mass needs."""
-    total = float(weights.sum()) if top_k >= len(weights) else None
-    for size in (_SHORT_LIST, len(weights)):
-        count = min(size, top_k, len(weights))
-        part = np.argpartition(weights, len(weights) - count)[len(weights) - count :]
-        best = part[np.argsort(-weights[part], kind="stable")]
-        mass = np.cumsum(weights[best], dtype=np.float64)
-        whole = total if total is not None else float(mass[-1])
-        complete = count == min(top_k, len(weights))
-        if top_p >= 1 and complete:
-            return best
-        needed = int(np.searchsorted(mass, top_p * whole, side="left")) + 1
-        if needed <= count and (total is not None or complete):
-            return best[:needed]
-        if complete:
-            return best
-    raise AssertionError("the full list is complete")
+def _heaviest(weights: Row, among: Tokens | None, count: int) -> Tokens:
+    """The `count` most likely of the tokens, in no order."""
+    if among is None:
+        return np.argpartition(weights, len(weights) - count)[len(weights) - count :]
+    if len(among) <= count:
+        return among
+    return among[_heaviest(weights[among], None, count)]
+
+
+def _nucleus(weights: Row, among: Tokens | None, share: float) -> Tokens:
+    """The fewest most likely tokens that hold `share` of the weight, at least one.
+
+    Sorts only those above a threshold, where they hold the share by themselves: the others cannot be among them.
+    """
+    if among is not None:
+        return among[_nucleus(weights[among], None, share)]
+    needed = share * float(weights.sum(dtype=np.float64))
+    for threshold in (1e-2, 1e-4, 0.0):
+        heavy = np.flatnonzero(weights >= threshold)
+        if float(weights[heavy].sum(dtype=np.float64)) >= needed or not threshold:
+            break
+    best = heavy[np.argsort(-weights[heavy], kind="stable")]
+    ends = np.cumsum(weights[best], dtype=np.float64)
+    return best[: int(np.searchsorted(ends, needed, side="left")) + 1]
 
 
 def _pick(weights: Row, at: float) -> int:
-    """The index under point `at` (0 to 1) of the weights laid end to end; one of weight 0 is never picked."""
-    mass: npt.NDArray[np.float64] = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(mass, at * float(mass[-1]), side="right"))
-    return index if index < len(weights) else int(np.flatnonzero(weights)[-1])  # rounding can point past the end
+    """The index under point `at` (0 to 1) of the weights laid end to end; one of weight 0 is never picked.
+
+    Looks for the block first, then within it: adding up single weights in order is slow, adding up blocks is not.
+    """
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK_TOKENS), dtype=np.float64)
+    block, left = _under(blocks, at * float(blocks.sum()))
+    start = block * _BLOCK_TOKENS
+    index, _ = _under(weights[start : start + _BLOCK_TOKENS].astype(np.float64), left)
+    return start + index
+
+
+def _under(weights: npt.NDArray[np.float64], point: float) -> tuple[int, float]:
+    """The index whose weight lies under the point, and how far into that weight the point is."""
+    ends = np.cumsum(weights)
+    index = int(np.searchsorted(ends, point, side="right"))
+    if index >= len(weights) or weights[index] == 0:  # rounding can point past the end
+        index = int(np.flatnonzero(weights)[-1])
+    return index, point - float(ends[index] - weights[index])
 
 
 def raw_logprobs(row: Row, token: int, wanted: int) -> RawLogprobs:
     """Natural-log probabilities under the model itself: of the token, and of the `wanted` most likely, best first."""
     top_logit = row.max()
-    norm = float(top_logit) + float(np.log(np.exp(row - top_logit).sum(dtype=np.float64)))
+    norm = float(top_logit) + float(np.log(np.exp(row - top_logit).sum()))
     if not wanted:
         return token, float(row[token]) - norm, ()
-    part = np.argpartition(row, len(row) - wanted)[len(row) - wanted :]
-    best = part[np.argsort(-row[part], kind="stable")]
+    heaviest = _heaviest(row, None, min(wanted, len(row)))
+    best = heaviest[np.argsort(-row[heaviest], kind="stable")]
     return token, float(row[token]) - norm, tuple((int(i), float(row[i]) - norm) for i in best)

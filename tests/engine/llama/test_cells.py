@@ -1,0 +1,151 @@
+"""The mirror of llama.cpp's cell buffer, against a plain model of it and against llama.cpp itself."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.native import Batch, NativeContext, NativeModel, open_library
+from polystem.engine.llama.settings import LlamaSettings
+
+
+def rows(sequence: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.full(count, sequence, np.int32)
+
+
+def test_a_lent_cell_is_counted_once_and_freed_by_its_last_owner() -> None:
+    cells = CellMap(cells_total=512, physical_cells=512)
+    cells.place(rows(0, 100))
+    cells.lend(0, 1, 60)
+    cells.place(rows(1, 10))
+    assert cells.cells_used == 110
+    assert cells.trim(0, 0) == 40
+    assert cells.cells_used == 70
+    assert cells.trim(1, 0) == 70
+    assert (cells.cells_used, cells.cells_free) == (0, 512)
+    cells.check_integrity()
+
+
+def test_freed_cells_are_used_again_before_new_ones() -> None:
+    cells = CellMap(cells_total=1024, physical_cells=1024)
+    cells.place(rows(0, 300))
+    cells.place(rows(1, 300))
+    assert cells.cells_read == 768
+    cells.trim(0, 0)
+    cells.place(rows(2, 250))
+    assert cells.cells_read == 768
+    cells.trim(1, 0)
+    assert cells.cells_read == 256
+
+
+def test_own_cells_leaves_out_what_others_share() -> None:
+    cells = CellMap(cells_total=256, physical_cells=256)
+    cells.place(rows(0, 50))
+    cells.lend(0, 1, 50)
+    cells.place(rows(1, 5))
+    assert (cells.own_cells(0), cells.own_cells(1)) == (0, 5)
+
+
+def test_a_wrong_count_is_found() -> None:
+    cells = CellMap(cells_total=256, physical_cells=256)
+    cells.place(rows(0, 3))
+    cells.cells_used += 1
+    with pytest.raises(AssertionError, match="counted 4 used cells, the paths hold 3"):
+        cells.check_integrity()
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("place"), st.integers(0, 3), st.integers(1, 40)),
+        st.tuples(st.just("lend"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("trim"), st.integers(0, 3), st.integers(0, 60)),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTIONS)
+def test_used_cells_are_the_union_of_all_paths(actions: list[tuple[str, int, int]]) -> None:
+    cells = CellMap(cells_total=200, physical_cells=256)
+    for action, sequence, number in actions:
+        if action == "place" and number <= cells.cells_free:
+            cells.place(rows(sequence, number))
+        elif action == "lend" and not cells.length(number) and sequence != number:
+            cells.lend(sequence, number, cells.length(sequence) // 2)
+        elif action == "trim":
+            cells.trim(sequence, min(number, cells.length(sequence)))
+        cells.check_integrity()
+
+
+class Twin:
+    """A real context and its mirror, doing the same; llama.cpp's debug log tells what it holds."""
+
+    def __init__(self, model: NativeModel, path: Path) -> None:
+        self.settings = LlamaSettings(path, cells=512, sequences=8, threads=1, micro_batch_tokens=32, repack=False)
+        self.context = NativeContext(model, self.settings)
+        self.cells = CellMap(cells_total=512, physical_cells=self.context.physical_cells)
+        self.batch = Batch(self.context.batch_tokens)
+
+    def place(self, sequence: int, count: int) -> None:
+        self.batch.clear()
+        start = self.cells.length(sequence)
+        self.batch.add_chunk([5] * count, first_position=start, sequence=sequence, last_wants_logits=True)
+        assert self.context.decode(self.batch) == 0
+        for first in range(0, count, 32):
+            self.cells.place(rows(sequence, min(32, count - first)))
+
+    def native_counts(self, lines: deque[str]) -> tuple[int, int, int]:
+        """One past the highest used cell, used cells and head, as llama.cpp logs them before it looks for room."""
+        lines.clear()
+        self.batch.clear()
+        self.batch.add_chunk([5], first_position=0, sequence=7, last_wants_logits=False)
+        assert self.context.decode(self.batch) == 0
+        self.context.trim(7, 0)
+        found = next(m for m in map(COUNTS.search, lines) if m)
+        return int(found[1]), int(found[2]), int(found[3])
+
+
+COUNTS = re.compile(r"find_slot: stream\[0\], n = +(\d+), used = +(\d+), head = +(\d+)")
+
+
+@pytest.mark.native
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_the_mirror_agrees_with_llama_cpp(data: st.DataObject, bundled_model: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLAMA_KV_CACHE_DEBUG", "1")
+        model = NativeModel(bundled_model, repack=False)
+        twin = Twin(model, bundled_model)
+    log = open_library()
+    lines = deque[str](maxlen=200)
+    log.debug_lines = lines
+    try:
+        for action, sequence, number in data.draw(ACTIONS):
+            if action == "place" and number < twin.cells.cells_free:
+                twin.place(sequence, number)
+            elif action == "lend" and not twin.cells.length(number) and sequence != number:
+                shared = twin.cells.length(sequence) // 2
+                twin.cells.lend(sequence, number, shared)
+                twin.context.lend(sequence, number, shared)
+            elif action == "trim":
+                keep = min(number, twin.cells.length(sequence))
+                twin.cells.trim(sequence, keep)
+                twin.context.trim(sequence, keep)
+            else:
+                continue
+            top, used, head = twin.native_counts(lines)
+            assert (twin.cells._top, twin.cells.cells_used, twin.cells._head) == (top, used, head)  # pyright: ignore[reportPrivateUsage]
+            twin.cells.place(rows(7, 1))
+            twin.cells.trim(7, 0)
+            assert twin.cells.length(sequence) == twin.context.held_tokens(sequence)
+    finally:
+        log.debug_lines = None
+        twin.context.close()
+        model.close()

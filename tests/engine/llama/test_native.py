@@ -1,0 +1,69 @@
+"""What the native door says of files and models that it cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polystem.engine.llama.native import NO_SLOT, Batch, MemoryKind, NativeContext, NativeModel
+from polystem.engine.llama.settings import LlamaSettings
+from polystem.errors import ModelFileError
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (MemoryKind(recurrent=True, hybrid=False, window_tokens=0, encoder=False), "recurrent state"),
+        (MemoryKind(recurrent=False, hybrid=True, window_tokens=0, encoder=False), "recurrent state"),
+        (MemoryKind(recurrent=False, hybrid=False, window_tokens=512, encoder=False), r"sliding-window .*512 tokens"),
+        (MemoryKind(recurrent=False, hybrid=False, window_tokens=0, encoder=True), "encoder"),
+    ],
+)
+def test_a_memory_that_cannot_lend_is_refused_with_the_reason(kind: MemoryKind, says: str) -> None:
+    with pytest.raises(ModelFileError, match=says) as caught:
+        kind.check_lends("mamba")
+    assert "mamba" in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.native
+def test_a_plain_cache_lends(bundled_model: Path) -> None:
+    model = NativeModel(bundled_model, vocab_only=False, repack=False)
+    model.memory_kind().check_lends("nano")
+    model.close()
+
+
+@pytest.mark.native
+def test_a_missing_file_and_one_that_is_no_gguf_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="No such file"):
+        NativeModel(tmp_path / "absent.gguf")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"PK\x03\x04")
+    with pytest.raises(ModelFileError, match="is not a GGUF file"):
+        NativeModel(other)
+
+
+@pytest.mark.native
+def test_a_truncated_model_is_refused_with_what_llama_cpp_said(bundled_model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(bundled_model.read_bytes()[:-5000])
+    with pytest.raises(ModelFileError) as caught:
+        NativeModel(cut)
+    assert "corrupted or incomplete" in caught.value.message
+
+
+@pytest.mark.native
+def test_a_batch_without_room_changes_nothing(bundled_model: Path) -> None:
+    settings = LlamaSettings(bundled_model, cells=256, sequences=4, threads=1, repack=False)
+    model = NativeModel(bundled_model, repack=False)
+    context = NativeContext(model, settings)
+    batch = Batch(context.batch_tokens)
+    batch.add_chunk([5] * 250, first_position=0, sequence=0, last_wants_logits=False)
+    assert context.decode(batch) == 0
+    batch.clear()
+    batch.add_chunk([5] * 7, first_position=0, sequence=1, last_wants_logits=True)
+    assert context.decode(batch) == NO_SLOT
+    assert (context.held_tokens(0), context.held_tokens(1)) == (250, 0)
+    context.close()
+    model.close()
