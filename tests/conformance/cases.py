@@ -14,15 +14,8 @@ import pytest
 from polystem.engine.protocol import CellEngine, Placement
 from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
 from polystem.messages import Delta, Prompt, Request, Sampling, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a test asks of the engine it runs on."""
-
-    cells: int = 2048
-    sequences: int = 16
-    context_tokens: int = 1024
+from tests.conformance.llama_cases import kill_child, kill_thread, maker
+from tests.conformance.sizes import USUAL, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +29,7 @@ class EngineCase:
     logit_tolerance: float = 0.0
 
     @asynccontextmanager
-    async def running(self, sizes: Sizes = Sizes()) -> AsyncGenerator[CellEngine, None]:
+    async def running(self, sizes: Sizes = USUAL) -> AsyncGenerator[CellEngine, None]:
         """A started engine, closed at the end."""
         engine = self.make(sizes)
         await engine.start()
@@ -57,7 +50,11 @@ async def kill_scripted(engine: CellEngine) -> None:
     engine.die()
 
 
-CASES: tuple[EngineCase, ...] = (EngineCase("scripted", make_scripted, kill_scripted),)
+CASES: tuple[EngineCase, ...] = (
+    EngineCase("scripted", make_scripted, kill_scripted),
+    EngineCase("llama-thread", maker("thread"), kill_thread, (pytest.mark.native,), logit_tolerance=0.02),
+    EngineCase("llama-child", maker("child"), kill_child, (pytest.mark.native,), logit_tolerance=0.02),
+)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polystem.engine.llama.quantize import FILE_TYPE_IDS, quantized
-from polystem.engine.llama.settings import usable_cores
+from polystem.engine.machine import this_machine
 
 QUANTIZE_HELP = f"""Write a model file in another weight type, with llama.cpp's own quantiser, and print its path.
 
@@ -40,4 +40,4 @@ def quantize(
     ] = None,
 ) -> None:
     """Prints the path of the quantised file."""
-    print(quantized(model, file_type, out, threads=usable_cores()))
+    print(quantized(model, file_type, out, threads=this_machine().usable_cores))

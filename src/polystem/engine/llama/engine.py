@@ -24,6 +24,7 @@ from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.llama.probe import settle_repack
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.tickets import TicketDesk
+from polystem.engine.llama.tuned import settle_tuned
 from polystem.engine.llama.wire import (
     ANONYMOUS_FROM,
     Cancel,
@@ -80,7 +81,8 @@ class LlamaEngine:
         encoder = await asyncio.to_thread(PromptEncoder, self._settings, self._clock)
         self._encoder = encoder
         sha256 = await asyncio.to_thread(sha256_of, self._settings.model_path)
-        settings = await asyncio.to_thread(settle_repack, self._settings, sha256)
+        settings = settle_tuned(self._settings, sha256)
+        settings = await asyncio.to_thread(settle_repack, settings, sha256)
         self._boots = BootKeeper(settings, self._clock, on_report=self._take, on_death=self._died)
         if self._budget is not None:
             self._boots.keep_telling(self._budget)

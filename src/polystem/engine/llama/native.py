@@ -301,7 +301,7 @@ class NativeContext:
     """A context with one unified KV buffer. Not thread-safe: one decode loop owns it."""
 
     def __init__(self, model: NativeModel, settings: LlamaSettings) -> None:
-        self.batch_tokens = max(settings.micro_batch_tokens, settings.prefill_chunk_tokens) + settings.sequences
+        self.batch_tokens = max(settings.native_batch_tokens, settings.prefill_chunk_tokens) + settings.sequences
         params = _context_params(settings, self.batch_tokens)
         log = open_library()
         log.errors.clear()
@@ -356,14 +356,14 @@ def _context_params(settings: LlamaSettings, batch_tokens: int) -> Any:
     params = _ll.llama_context_default_params()
     params.n_ctx = settings.cells
     params.n_batch = batch_tokens
-    params.n_ubatch = settings.micro_batch_tokens
+    params.n_ubatch = settings.native_batch_tokens
     params.n_seq_max = settings.sequences
     params.n_outputs_max = settings.sequences
     params.kv_unified = True
     params.n_threads, params.n_threads_batch = settings.decode_threads, settings.prefill_threads
     params.flash_attn_type = -1 if settings.flash_attention is None else int(settings.flash_attention)
-    params.type_k = _CACHE_TYPE_IDS[settings.cache_type_k]
-    params.type_v = _CACHE_TYPE_IDS[settings.cache_type_v]
+    params.type_k = _CACHE_TYPE_IDS[settings.k_type]
+    params.type_v = _CACHE_TYPE_IDS[settings.v_type]
     params.no_perf = True
     return params
 

@@ -6,7 +6,6 @@ The same code for a child process and a thread. Knows no transport: it is given 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from queue import SimpleQueue
 
 from polystem.clock import Clock
@@ -18,7 +17,7 @@ from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.text import PieceTable
 from polystem.engine.llama.wire import FAILED, LOOP_TICKET, READY, Command, error_fields
 from polystem.engine.tools import VISIBLE_CONTROLS
-from polystem.errors import EngineBuildError, PolystemError
+from polystem.errors import ConstraintError, EngineBuildError, PolystemError
 
 
 def run_engine(settings: LlamaSettings, inbox: SimpleQueue[Command], ship: Ship, clock: Clock) -> None:
@@ -50,7 +49,7 @@ def _run_model(
         _warm_up(context)
         loop = DecodeLoop(
             context, settings, pieces=piece_table(vocabulary), eog=frozenset(vocabulary.eog_tokens()),
-            compile_constraint=_constraint_door(vocabulary), inbox=inbox, ship=ship, clock=clock,
+            compile_constraint=constraint_door(vocabulary), inbox=inbox, ship=ship, clock=clock,
         )  # fmt: skip
         ship([(LOOP_TICKET, READY, {"build": library_build(), "cells_physical": context.physical_cells})], None)
         loop.run()
@@ -80,13 +79,17 @@ def piece_table(vocabulary: Vocabulary) -> PieceTable:
     return PieceTable(vocabulary.piece, size=vocabulary.size, hidden=hidden_tokens(vocabulary))
 
 
-def _constraint_door(vocabulary: Vocabulary) -> Callable[[Grammar], TokenConstraint]:
-    """Compiles grammars; the vocabulary is prepared at the first of them, since most runs need none."""
+def constraint_door(vocabulary: Vocabulary) -> Callable[[Grammar], TokenConstraint]:
+    """Compiles grammars for this vocabulary.
 
-    @cache
-    def compiler() -> ConstraintCompiler:
-        eog = vocabulary.eog_tokens()
-        pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
-        return ConstraintCompiler(pieces, eos_tokens=eog, control=hidden_tokens(vocabulary) - set(eog))
+    Takes a second to make for 50,000 tokens: make it before the first request.
+    """
+    eog = vocabulary.eog_tokens()
+    if not eog:
+        return _refuse_constraints
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    return ConstraintCompiler(pieces, eos_tokens=eog, control=hidden_tokens(vocabulary) - set(eog)).compile
 
-    return lambda grammar: compiler().compile(grammar)
+
+def _refuse_constraints(_: Grammar) -> TokenConstraint:
+    raise ConstraintError("this model has no end token, so that a constrained answer could not end")
