@@ -1,0 +1,67 @@
+"""Starts the servers that are measured, each in a process of its own, and says how they are set."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from polystem.clock import SystemClock
+from polystem.engine.remote import RemoteClient
+from polystem.harness.own_server import own_server
+
+__all__ = ["llama_server", "polystem_server", "settings_of"]
+
+READY_LIMIT_S = 300.0
+
+
+@asynccontextmanager
+async def polystem_server(
+    model: Path, *, cells: int, sequences: int = 64, settings: Mapping[str, str | int | bool] | None = None
+) -> AsyncGenerator[str, None]:
+    """`polystem serve` on a free port; `settings` are keys of its configuration file. Gives its URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = {"model": str(model), "cells": cells, "sequences": sequences} | dict(settings or {})
+        config = Path(folder) / "server.toml"
+        config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in wanted.items()))
+        arguments = ["--config", str(config), "--port", "0"]
+        async with own_server(arguments, log=Path(folder) / "server.log", clock=SystemClock()) as url:
+            yield url
+
+
+def _toml(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else "'" + value + "'"
+
+
+async def settings_of(client: RemoteClient) -> dict[str, Any]:
+    """The engine settings in force, without the place of the file."""
+    props = await client.get_json("/props")
+    return {name: value for name, value in props["settings"].items() if name != "model_path"} | {
+        "build": props["build"]
+    }
+
+
+@asynccontextmanager
+async def llama_server(model: Path, *, slots: int) -> AsyncGenerator[str, None]:
+    """llama-server (xllamacpp) with its defaults and so many slots. Gives its URL."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.llama_server", str(model), str(slots),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(READY_LIMIT_S):
+            while not (line := await process.stdout.readline()).startswith(b"http"):
+                if not line:
+                    raise RuntimeError(f"llama-server ended with {await process.wait()} before it listened")
+        yield line.decode().strip()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
