@@ -1,0 +1,250 @@
+"""The chat body, field by field, and its translation into a `Request`.
+
+Knows no template: messages go to the engine as they came, text byte for byte, parts of a content list joined without a
+separator.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from polystem.engine.protocol import EngineInfo
+from polystem.errors import BadRequest, UnsupportedField
+from polystem.messages import Message, Request, Role, Tool, ToolCall, ToolChoice
+from polystem.serve.fields import TOKEN_ID_MAX, TOP_LOGPROBS_MAX, Body, GenerationBody, OnlyFalse
+
+TOOLS_MAX = 128
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Body):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str = Field(description="JSON text")
+
+
+class SentToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(Body):
+    """An earlier answer. Clients send back what they got, so fields that were null or empty there are taken as such."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[SentToolCall] | None = None
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+AnyMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage,
+    Field(discriminator="role"),
+]
+
+
+class FunctionDefinition(Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of type object")
+    strict: bool | None = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChosenFunction(Body):
+    name: FunctionName
+
+
+class NamedChoice(Body):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+Tools = Annotated[list[FunctionTool], Field(max_length=TOOLS_MAX)]
+Messages = Annotated[list[AnyMessage], Field(min_length=1)]
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX, description="same as max_tokens")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS_MAX, description="only with logprobs: true")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="handed to the chat template")
+    reasoning_effort: str | None = Field(default=None, description="only where the model's chat template reads it")
+    modalities: list[Literal["text"]] | None = Field(default=None, description="only text")
+    store: OnlyFalse | None = Field(default=None, description="only false: nothing is stored")
+    metadata: dict[str, str] | None = Field(default=None, description="no effect: it belongs to stored answers")
+    service_tier: Literal["auto", "default"] | None = Field(default=None, description="no effect: there is one tier")
+    safety_identifier: str | None = Field(default=None, description="no effect")
+    prompt_cache_key: str | None = Field(default=None, description="no effect: prefixes are found by comparison")
+    prompt_cache_retention: Literal["in_memory"] | None = Field(default=None, description="no effect")
+
+
+class TemplateBody(ChatBody):
+    """POST /apply-template: a chat body, rendered but not run."""
+
+    add_generation_prompt: bool = Field(default=True, description="false leaves out the opening of the answer")
+
+
+def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo) -> Request:
+    """The request that a chat body asks for. Raises BadRequest where its fields contradict each other."""
+    body.check_stream_options()
+    tools = tools_of(body.tools)
+    return Request(
+        id=request_id,
+        messages=messages_of(body.messages),
+        tools=tools,
+        tool_choice=_choice_of(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=body.format_of_answer(),
+        sampling=body.sampling(logprobs=_logprobs_of(body), vocab_tokens=info.vocab_tokens),
+        stop=body.stop_texts(),
+        max_tokens=_max_tokens_of(body),
+        ignore_eos=bool(body.ignore_eos),
+        template_args=template_args_of(body, info),
+        session_id=body.session_id,
+        pool_id=pool_id_of(body.pool_id),
+    )
+
+
+def pool_id_of(pool_id: int | None) -> int | None:
+    """On the wire -1 stands for no pool."""
+    return None if pool_id == -1 else pool_id
+
+
+def messages_of(sent: list[AnyMessage]) -> tuple[Message, ...]:
+    return tuple(_message_of(message, index) for index, message in enumerate(sent))
+
+
+def _message_of(sent: AnyMessage, index: int) -> Message:
+    text = text_of(sent.content)
+    match sent:
+        case AssistantMessage():
+            return _answer_of(sent, text, index)
+        case ToolMessage():
+            return Message("tool", text, tool_call_id=sent.tool_call_id, name=sent.name)
+        case _:
+            role: Role = "user" if sent.role == "user" else "system"
+            return Message(role, text, name=sent.name)
+
+
+def _answer_of(sent: AssistantMessage, text: str, index: int) -> Message:
+    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in sent.tool_calls or ())
+    if sent.content is None and not calls and sent.reasoning_content is None:
+        param = f"messages[{index}].content"
+        raise BadRequest(f"Field '{param}': an assistant message needs content or tool_calls", param=param)
+    return Message("assistant", text, reasoning=sent.reasoning_content or "", tool_calls=calls, name=sent.name)
+
+
+def text_of(content: Content | None) -> str:
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def tools_of(sent: list[FunctionTool] | None) -> tuple[Tool, ...]:
+    """The offered tools. Raises BadRequest where two have one name."""
+    tools: dict[str, Tool] = {}
+    for index, each in enumerate(sent or ()):
+        function = each.function
+        if function.name in tools:
+            param = f"tools[{index}].function.name"
+            raise BadRequest(f"Field '{param}': '{function.name}' is the name of an earlier tool", param=param)
+        tools[function.name] = _tool_of(function)
+    return tuple(tools.values())
+
+
+def _tool_of(function: FunctionDefinition) -> Tool:
+    plain = Tool(function.name, function.description or "", strict=bool(function.strict))
+    if function.parameters is None:
+        return plain
+    return Tool(plain.name, plain.description, function.parameters, plain.strict)
+
+
+def _choice_of(sent: str | NamedChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    match sent:
+        case None | "auto":
+            return ToolChoice("auto")
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            if not tools:
+                raise BadRequest("'tool_choice' required needs at least one tool in 'tools'", param="tool_choice")
+            return ToolChoice("required")
+        case NamedChoice(function=chosen):
+            if all(tool.name != chosen.name for tool in tools):
+                raise BadRequest(f"'tool_choice' names '{chosen.name}', which is not in 'tools'", param="tool_choice")
+            return ToolChoice("named", chosen.name)
+        case _:
+            raise AssertionError(sent)
+
+
+def _logprobs_of(body: ChatBody) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        raise BadRequest("'top_logprobs' is allowed only with 'logprobs': true", param="top_logprobs")
+    return None
+
+
+def _max_tokens_of(body: ChatBody) -> int | None:
+    both = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(both) > 1:
+        raise BadRequest("'max_tokens' and 'max_completion_tokens' differ; send one of them", param="max_tokens")
+    return next(iter(both), None)
+
+
+def template_args_of(body: ChatBody, info: EngineInfo) -> dict[str, Any]:
+    """What the template gets besides messages and tools.
+
+    Raises UnsupportedField for an effort that no one would read.
+    """
+    args = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is None:
+        return args
+    if "reasoning_effort" not in info.chat_template:
+        raise UnsupportedField("reasoning_effort", f"the chat template of '{info.model}' does not read it")
+    return {"reasoning_effort": body.reasoning_effort} | args

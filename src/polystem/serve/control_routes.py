@@ -1,0 +1,161 @@
+"""The control plane: pools, cells, sessions. Reads come from snapshots and never wait for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from fastapi import Request as HttpRequest
+from starlette.responses import Response
+
+from polystem.errors import PoolNotFound
+from polystem.fleet import ClosedSession, FleetStatistics
+from polystem.pool import PoolView
+from polystem.serve.chat import messages_of, tools_of
+from polystem.serve.description import describes, errors_of
+from polystem.serve.desk import Desk
+from polystem.serve.errors import json_response
+from polystem.serve.fields import TOKEN_ID_MAX, SessionId, check_tokens
+from polystem.serve.json_route import JsonRoute
+from polystem.serve.pool_bodies import NoFields, PoolBody, SessionCloseBody, pool_object
+from polystem.serve.shapes import ClosedAnswer, KvAnswer, OkAnswer, PoolFacts, PoolList, ReleasedAnswer
+
+PoolId = Annotated[int, Path(ge=0, le=TOKEN_ID_MAX)]
+SessionPath = Annotated[SessionId, Path()]
+CONTROL_ERRORS = errors_of(400, 401, 404, 413, 503)
+Respond = Callable[..., Any]
+
+
+def pool_routes(desk: Desk) -> APIRouter:
+    """The routes under /polykv/pools."""
+    router = APIRouter(prefix="/polykv/pools", tags=["pools"], route_class=JsonRoute)
+
+    @router.post("", responses=describes(PoolFacts) | errors_of(400, 401, 404, 409, 413, 429, 500, 503, 504))
+    async def create_pool(body: PoolBody, http: HttpRequest) -> Response:
+        """Prefills a prefix once, to be lent to every request that begins with it."""
+        pool = await desk.bounded(_create(desk, body), http.receive)
+        return json_response(pool_object(pool))
+
+    @router.get("", responses=describes(PoolList) | errors_of(401, 503))
+    async def list_pools() -> Response:
+        """All pools."""
+        pools = [pool_object(pool) for pool in desk.fleet.pools()]
+        pools_max = desk.fleet.engine.statistics().sequences_total
+        return json_response({"pools_max": pools_max, "tree_depth": 1, "pools": pools})
+
+    @router.get("/{pool_id}", responses=describes(PoolFacts) | errors_of(400, 401, 404, 503))
+    async def get_pool(pool_id: PoolId) -> Response:
+        """One pool."""
+        for pool in desk.fleet.pools():
+            if pool.pool_id == pool_id:
+                return json_response(pool_object(pool))
+        raise PoolNotFound(pool_id)
+
+    released = describes(ReleasedAnswer) | errors_of(400, 401, 404, 409, 413, 503)
+
+    @router.post("/{pool_id}/release", responses=released)
+    async def release_pool(pool_id: PoolId, body: NoFields | None = None) -> Response:
+        """Gives the pool's cells back. Refused while running requests borrow them."""
+        await desk.fleet.release_pool(pool_id)
+        return json_response({"released": True})
+
+    @router.delete("/{pool_id}", responses=released)
+    async def delete_pool(pool_id: PoolId) -> Response:
+        """The same as release."""
+        await desk.fleet.release_pool(pool_id)
+        return json_response({"released": True})
+
+    @router.post("/{pool_id}/pin", responses=describes(OkAnswer) | CONTROL_ERRORS)
+    async def pin_pool(pool_id: PoolId, body: NoFields | None = None) -> Response:
+        """Keeps the pool from being swept."""
+        desk.fleet.pin_pool(pool_id, True)
+        return json_response({"ok": True})
+
+    @router.post("/{pool_id}/unpin", responses=describes(OkAnswer) | CONTROL_ERRORS)
+    async def unpin_pool(pool_id: PoolId, body: NoFields | None = None) -> Response:
+        """Lets the pool be swept again."""
+        desk.fleet.pin_pool(pool_id, False)
+        return json_response({"ok": True})
+
+    return router
+
+
+async def _create(desk: Desk, body: PoolBody) -> PoolView:
+    body.check_source()
+    tokens = None if body.tokens is None else tuple(body.tokens)
+    if tokens is not None:
+        check_tokens(tokens, vocab_tokens=desk.fleet.engine.info.vocab_tokens, param="tokens")
+    return await desk.fleet.create_pool(
+        tokens=tokens,
+        prompt=body.prompt,
+        messages=None if body.messages is None else messages_of(body.messages),
+        tools=tools_of(body.tools),
+        template_args=body.chat_template_kwargs or {},
+        pin=body.pin,
+        ephemeral=body.ephemeral,
+        expect_tokens=body.expect_len,
+    )
+
+
+def session_routes(desk: Desk) -> APIRouter:
+    """Closing sessions, by body and by path, and the account of cells."""
+    router = APIRouter(tags=["sessions"], route_class=JsonRoute)
+    closed = describes(ClosedAnswer) | errors_of(400, 401, 404, 413, 503)
+
+    @router.post("/sessions/close", responses=closed)
+    async def close_session_by_body(body: SessionCloseBody) -> Response:
+        """Drops what a session keeps. For ids that do not fit a path."""
+        return json_response(closed_object(await desk.fleet.close_session(body.session_id)))
+
+    @router.post("/sessions/{session_id:path}/close", responses=closed)
+    async def close_session(session_id: SessionPath, body: NoFields | None = None) -> Response:
+        """Drops what a session keeps. An unknown id is no error."""
+        return json_response(closed_object(await desk.fleet.close_session(session_id)))
+
+    @router.delete("/sessions/{session_id:path}", responses=closed)
+    async def delete_session(session_id: SessionPath) -> Response:
+        """The same as close."""
+        return json_response(closed_object(await desk.fleet.close_session(session_id)))
+
+    @router.get("/kv", responses=describes(KvAnswer) | errors_of(401, 503))
+    async def kv() -> Response:
+        """Who holds which cells: total = free + pool + private."""
+        return json_response(kv_object(desk.fleet.statistics()))
+
+    return router
+
+
+def closed_object(closed: ClosedSession) -> dict[str, Any]:
+    return {
+        "session_id": closed.session_id,
+        "found": closed.found,
+        "released": closed.found,
+        "kv_dropped": closed.dropped_cells > 0,
+        "dropped_cells": closed.dropped_cells,
+    }
+
+
+def kv_object(now: FleetStatistics) -> dict[str, Any]:
+    cells = now.cells
+    return {
+        "cells_total": cells.total,
+        "cells_free": cells.free,
+        "cells_used": cells.total - cells.free,
+        "cells_pool": cells.pool,
+        "cells_private": cells.private,
+        "naive_cells": cells.naive,
+        "live": now.running,
+        "waiting": now.waiting,
+        "tokens_decoded": now.engine.tokens_decoded,
+        "allocations": [
+            {
+                "session_id": session.session_id,
+                "key": session.session_id,
+                "cells": session.cells,
+                "used": session.cells,
+                "idle": session.idle,
+            }
+            for session in now.sessions
+        ],
+    }

@@ -1,0 +1,90 @@
+"""The door of the app, before any route: who may come in, how much they may bring, and a count of what was answered.
+
+Pure ASGI: one wrapper around `send` and one around `receive`, nothing that buffers a stream.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any, cast
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from polystem.errors import BodyTooLarge, PolystemError, Unauthorized
+from polystem.serve.errors import error_response, status_of
+from polystem.serve.metrics import Metrics
+from polystem.serve.settings import ServeSettings
+
+OPEN_PATHS = frozenset({"/health"})
+CLIENT_LEFT_STATUS = 499
+
+
+class Door:
+    """Checks the key and the announced length, bounds the body that is read, counts the answer."""
+
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._keys = tuple(key.encode() for key in settings.api_keys)
+        self._limit_bytes = settings.max_body_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = CLIENT_LEFT_STATUS
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._admit(scope, receive, watched_send)
+        finally:
+            self._metrics.request_answered(route_of(scope), status)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
+        refusal = self._refusal(scope["path"], headers)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send)
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> PolystemError | None:
+        if self._keys and path not in OPEN_PATHS and not self._knows(headers.get(b"authorization", b"")):
+            return Unauthorized("no valid API key; send 'Authorization: Bearer KEY'")
+        announced = headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > self._limit_bytes:
+            return BodyTooLarge(limit_bytes=self._limit_bytes)
+        return None
+
+    def _knows(self, authorization: bytes) -> bool:
+        """Compares with every key, in a time that does not depend on where they differ."""
+        scheme, _, key = authorization.partition(b" ")
+        known = [hmac.compare_digest(key.strip(), each) for each in self._keys]
+        return scheme.lower() == b"bearer" and any(known)
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Counts the bytes of a body whose length was not announced, or announced wrongly."""
+        read_bytes = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal read_bytes
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > self._limit_bytes:
+                error = BodyTooLarge(limit_bytes=self._limit_bytes)
+                raise HTTPException(status_of(error)[0], error.message) from error
+            return message
+
+        return bounded_receive
+
+
+def route_of(scope: Scope) -> str:
+    """The route's pattern, so that ids in paths do not make metrics of their own."""
+    route: Any = scope.get("route")
+    return str(getattr(route, "path", "unmatched"))

@@ -1,0 +1,57 @@
+"""What is told at the end of a turn: usage, timings, and what the named pool lent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polystem.fleet import AttachReport
+from polystem.messages import Timings, Usage
+
+NO_POOL_ID = -1
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Usage in OpenAI's names; `shared_tokens` are those of the cached ones that a pool lent."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "shared_tokens": usage.shared_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def timings_of(usage: Usage, timings: Timings) -> dict[str, Any]:
+    """Timings in llama-server's names, with the wait for a turn beside them."""
+    prefilled = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "queued_ms": _ms(timings.queued_s),
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prefilled,
+        "prompt_ms": _ms(timings.prefill_s),
+        "prompt_per_token_ms": _ms(_ratio(timings.prefill_s, prefilled)),
+        "prompt_per_second": round(_ratio(prefilled, timings.prefill_s), 3),
+        "predicted_n": usage.output_tokens,
+        "predicted_ms": _ms(timings.decode_s),
+        "predicted_per_token_ms": _ms(_ratio(timings.decode_s, usage.output_tokens)),
+        "predicted_per_second": round(_ratio(usage.output_tokens, timings.decode_s), 3),
+    }
+
+
+def attach_of(attach: AttachReport) -> dict[str, Any]:
+    """The "opencoti" block, in the control plane's names."""
+    return {
+        "pool_id": NO_POOL_ID if attach.pool_id is None else attach.pool_id,
+        "n_pool_shared": attach.shared_tokens,
+        "pool_match": attach.pool_match_tokens,
+        "pool_len": attach.pool_len_tokens,
+        "pool_unknown": attach.pool_unknown,
+    }
+
+
+def _ms(duration_s: float) -> float:
+    return round(duration_s * 1000, 3)
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under > 0 else 0.0

@@ -1,0 +1,166 @@
+"""What the request bodies have in common: strictness, the sampling fields, and the fields that change nothing.
+
+Every field is decided on: taken and used, taken without effect where OpenAI's meaning allows it, or refused by name.
+Types are strict: a number in quotes is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+from polystem.errors import BadRequest
+from polystem.messages import ResponseFormat, Sampling
+
+TOP_LOGPROBS_MAX = 20
+INT64_MAX = 2**63 - 1
+TOKEN_ID_MAX = 2**31 - 1
+
+SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
+StopText = Annotated[str, Field(min_length=1)]
+
+
+class Body(BaseModel):
+    """A request body: unknown fields and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _only_false(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
+    return value
+
+
+OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type": "boolean", "const": False})]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: OnlyFalse | None = Field(default=None, description="only false: streams are not padded")
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(default=None, description="no effect: the schema is always enforced")
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class RegexFormat(Body):
+    type: Literal["regex"]
+    pattern: str = Field(min_length=1, description="an extension: the whole answer matches this expression")
+
+
+AnyFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat,
+    Field(discriminator="type"),
+]
+
+
+class GenerationBody(Body):
+    """The fields that chat and text completions share."""
+
+    model: str | None = Field(default=None, description="the served model's name or an alias; absent means that one")
+    max_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX)
+    temperature: float | None = Field(default=None, ge=0, le=2, description="default 1; 0 is greedy")
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="0 or -1 is off")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, gt=0, le=10)
+    repeat_last_n: int | None = Field(default=None, ge=0, le=8192, description="tokens that penalties look back on")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, description="token id to bias"
+    )
+    seed: int | None = Field(default=None, ge=-INT64_MAX, le=INT64_MAX)
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    ignore_eos: bool | None = Field(default=None, description="decode past the end mark until max_tokens")
+    n: int | None = Field(default=None, ge=1, le=1, description="only 1")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(default=None, description="only with stream: true")
+    session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
+    pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
+    response_format: AnyFormat | None = None
+    return_token_ids: bool | None = Field(default=None, description="an extension: token ids beside the text")
+    user: str | None = Field(default=None, description="no effect")
+
+    def stop_texts(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream_options(self) -> None:
+        """Raises BadRequest where stream options come without a stream, as OpenAI does."""
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("'stream_options' is allowed only with 'stream': true", param="stream_options")
+
+    def sampling(self, *, logprobs: int | None, vocab_tokens: int) -> Sampling:
+        plain = Sampling()
+        return Sampling(
+            temperature=_or(self.temperature, plain.temperature),
+            top_p=_or(self.top_p, plain.top_p),
+            top_k=max(0, self.top_k or 0),
+            min_p=_or(self.min_p, plain.min_p),
+            seed=self.seed,
+            repeat_penalty=_or(self.repeat_penalty, plain.repeat_penalty),
+            presence_penalty=_or(self.presence_penalty, plain.presence_penalty),
+            frequency_penalty=_or(self.frequency_penalty, plain.frequency_penalty),
+            penalty_window_tokens=plain.penalty_window_tokens if self.repeat_last_n is None else self.repeat_last_n,
+            logit_bias=bias_of(self.logit_bias or {}, vocab_tokens=vocab_tokens),
+            logprobs=logprobs,
+        )
+
+    def format_of_answer(self) -> ResponseFormat:
+        match self.response_format:
+            case JsonSchemaFormat(json_schema=named):
+                return ResponseFormat("json_schema", json_schema=named.json_schema or {})
+            case RegexFormat(pattern=pattern):
+                return ResponseFormat("regex", pattern=pattern)
+            case JsonObjectFormat():
+                return ResponseFormat("json_object")
+            case _:
+                return ResponseFormat()
+
+
+def _or(given: float | None, otherwise: float) -> float:
+    return otherwise if given is None else float(given)
+
+
+def bias_of(by_text: dict[str, float], *, vocab_tokens: int) -> dict[int, float]:
+    """The logit biases by token id. Raises BadRequest for a key that is no token id of this model."""
+    biases: dict[int, float] = {}
+    for key, bias in by_text.items():
+        if not (key.isascii() and key.isdigit()):
+            raise BadRequest(f"Field 'logit_bias': '{key}' is no token id", param="logit_bias")
+        check_tokens((int(key),), vocab_tokens=vocab_tokens, param="logit_bias")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def check_tokens(tokens: tuple[int, ...], *, vocab_tokens: int, param: str) -> None:
+    """Raises BadRequest where a token id is not one of the model's."""
+    for token in tokens:
+        if not 0 <= token < vocab_tokens:
+            raise BadRequest(
+                f"Field '{param}': token id {token} is not one of this model's 0 to {vocab_tokens - 1}", param=param
+            )

@@ -1,0 +1,84 @@
+"""The OpenAI API: models, chat completions, text completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from polystem.engine.protocol import EngineInfo
+from polystem.serve.answers import ChatAnswer, CompletionAnswer
+from polystem.serve.chat import ChatBody, request_of_chat
+from polystem.serve.completion import CompletionBody, request_of_completion
+from polystem.serve.description import describes, errors_of
+from polystem.serve.desk import Desk
+from polystem.serve.errors import json_response
+from polystem.serve.events import ChatEvents, CompletionEvents
+from polystem.serve.json_route import JsonRoute
+from polystem.serve.shapes import ChatCompletion, ModelFacts, ModelList, TextCompletion
+from polystem.serve.turns import StreamedTurn, WholeTurn
+
+OWNER = "polystem"
+RUN_ERRORS = errors_of(400, 401, 404, 413, 429, 500, 503, 504)
+
+
+def openai_routes(desk: Desk) -> APIRouter:
+    """The routes under /v1."""
+    router = APIRouter(prefix="/v1", tags=["openai"], route_class=JsonRoute)
+
+    @router.get("/models", responses=describes(ModelList) | errors_of(401, 503))
+    async def list_models() -> Response:
+        """The model that is served."""
+        return json_response({"object": "list", "data": [model_object(desk, desk.fleet.engine.info)]})
+
+    @router.get("/models/{model:path}", responses=describes(ModelFacts) | errors_of(400, 401, 404, 503))
+    async def get_model(model: str) -> Response:
+        """One model, by its name or an alias."""
+        return json_response(model_object(desk, desk.info_for(model)))
+
+    @router.post("/chat/completions", responses=describes(ChatCompletion, stream=True) | RUN_ERRORS)
+    async def chat_completions(body: ChatBody) -> Response:
+        """The model's answer to a conversation, whole or as a stream of events."""
+        info = desk.info_for(body.model)
+        request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info)
+        head = head_of(desk, request.id, info)
+        token_ids = bool(body.return_token_ids)
+        if body.stream:
+            events = ChatEvents(head, include_usage=body.wants_usage(), token_ids=token_ids)
+            return StreamedTurn(desk, request, events)
+        return WholeTurn(desk, request, ChatAnswer(head, token_ids=token_ids))
+
+    @router.post("/completions", responses=describes(TextCompletion, stream=True) | RUN_ERRORS)
+    async def completions(body: CompletionBody) -> Response:
+        """How the model goes on from a text or from tokens, whole or as a stream of events."""
+        info = desk.info_for(body.model)
+        request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info)
+        head = head_of(desk, request.id, info)
+        token_ids = bool(body.return_token_ids)
+        if body.stream:
+            events = CompletionEvents(head, include_usage=body.wants_usage(), token_ids=token_ids)
+            return StreamedTurn(desk, request, events)
+        return WholeTurn(desk, request, CompletionAnswer(head, token_ids=token_ids))
+
+    return router
+
+
+def head_of(desk: Desk, request_id: str, info: EngineInfo) -> dict[str, Any]:
+    """What every chunk of one answer repeats."""
+    return {
+        "id": request_id,
+        "created": int(desk.clock.wall_s()),
+        "model": info.model,
+        "system_fingerprint": f"polystem-{info.model_sha256[:12]}",
+    }
+
+
+def model_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": desk.started_at,
+        "owned_by": OWNER,
+        "meta": {"n_ctx": info.context_tokens, "n_vocab": info.vocab_tokens},
+    }

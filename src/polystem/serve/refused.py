@@ -1,0 +1,34 @@
+"""Fields that clients are known to send and that this server refuses, each with the reason it gives.
+
+docs/api.md lists them; a test compares. A field that is neither here nor in a body's model is refused as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REFUSED_FIELDS: Mapping[str, str] = {
+    "audio": "this server answers with text only",
+    "best_of": "one answer is generated for each request; leave it out",
+    "continue_pool": "send the whole conversation; the shared prefix is found by comparison",
+    "enable_thinking": 'send "chat_template_kwargs": {"enable_thinking": ...}',
+    "function_call": "deprecated by OpenAI; send 'tool_choice'",
+    "functions": "deprecated by OpenAI; send 'tools'",
+    "grammar": "send 'response_format' with a JSON schema or a regex",
+    "guided_json": "send 'response_format' with type json_schema",
+    "guided_regex": "send 'response_format' with type regex",
+    "json_schema": "send 'response_format' with type json_schema",
+    "moderation": "there is no moderation here; leave it out",
+    "n_predict": "send 'max_tokens'",
+    "num_ctx": "this server keeps no window for a session; cells are booked for each request",
+    "num_ctx_min": "this server keeps no window for a session; cells are booked for each request",
+    "overcommit": "cells are booked for each request and never twice",
+    "prediction": "predicted outputs are not implemented; leave it out",
+    "reasoning_budget_tokens": "thinking has no budget of its own here; set 'max_tokens'",
+    "repetition_penalty": "send 'repeat_penalty'",
+    "shared_prefix_n_tokens": "the shared prefix is found by comparison; leave it out",
+    "sse_ping_interval": "streams carry no keepalive comments; leave it out",
+    "suffix": "text is generated at the end only",
+    "verbosity": "ask for short or long answers in the messages",
+    "web_search_options": "there is no web search here; leave it out",
+}

@@ -1,0 +1,140 @@
+"""One turn of the fleet as one HTTP response, streamed or whole.
+
+The turn is entered when the response is sent, so a refusal is still a plain HTTP error; a failure after the first
+byte is an error event, after which the stream ends without [DONE]. A client that leaves ends the turn at once. The
+last bytes are sent after the turn has given back what it held: who reads them may count on that.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from polystem.errors import PolystemError
+from polystem.fleet import AttachReport
+from polystem.messages import Delta, Request
+from polystem.serve.bounded import ClientLeft
+from polystem.serve.desk import Desk
+from polystem.serve.errors import error_event, json_response
+from polystem.serve.events import Events
+from polystem.serve.facts import attach_of, timings_of, usage_of
+from polystem.serve.metrics import TurnMeter
+
+logger = logging.getLogger(__name__)
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Answer(Protocol):
+    """Gathers the deltas of one answer."""
+
+    def add(self, delta: Delta) -> None: ...
+
+    def whole(self, last: Delta, facts: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class WholeTurn(Response):
+    """Runs a turn and answers with one JSON object."""
+
+    def __init__(self, desk: Desk, request: Request, answer: Answer) -> None:
+        super().__init__()
+        self._desk = desk
+        self._request = request
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        meter = self._desk.metrics.turn(self._desk.clock)
+        try:
+            body = await self._desk.bounded(self._gather(meter), receive)
+        except ClientLeft:
+            meter.left()
+            return
+        except Exception:
+            meter.failed()
+            raise
+        await json_response(body)(scope, receive, send)
+
+    async def _gather(self, meter: TurnMeter) -> dict[str, Any]:
+        last = Delta()
+        async with self._desk.fleet.turn(self._request) as turn:
+            async for last in turn:
+                meter.piece()
+                self._answer.add(last)
+            facts = _facts_of(self._request, last, turn.attach)
+        meter.finished(last)
+        return self._answer.whole(last, facts)
+
+
+class StreamedTurn(Response):
+    """Runs a turn and answers with a stream of events, one write for each delta."""
+
+    def __init__(self, desk: Desk, request: Request, events: Events) -> None:
+        super().__init__()
+        self._desk = desk
+        self._request = request
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        meter = self._desk.metrics.turn(self._desk.clock)
+        stream = _Stream(send)
+        try:
+            await self._desk.bounded(self._run(stream, meter), receive)
+        except ClientLeft:
+            meter.left()
+        except Exception as exc:
+            meter.failed()
+            if not stream.is_open:
+                raise
+            if not isinstance(exc, PolystemError):
+                logger.exception("unexpected failure inside a stream")
+            await stream.close(error_event(exc))
+
+    async def _run(self, stream: _Stream, meter: TurnMeter) -> None:
+        events = self._events
+        last = Delta()
+        async with self._desk.fleet.turn(self._request) as turn:
+            await stream.open(events.opening())
+            async for last in turn:
+                meter.piece()
+                if last.finish_reason is None and (piece := events.piece(last)):
+                    await stream.write(piece)
+            facts = _facts_of(self._request, last, turn.attach)
+        meter.finished(last)
+        await stream.close(events.piece(last) + events.closing(last, facts))
+
+
+class _Stream:
+    """The response of a stream: headers once, then bytes."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_open = False
+
+    async def open(self, first: bytes) -> None:
+        self.is_open = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        if first:
+            await self.write(first)
+
+    async def write(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def close(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+
+
+def _facts_of(request: Request, last: Delta, attach: AttachReport) -> dict[str, Any]:
+    """Usage, timings, and the attach block where the request named a pool."""
+    assert last.usage is not None
+    assert last.timings is not None
+    facts: dict[str, Any] = {"usage": usage_of(last.usage), "timings": timings_of(last.usage, last.timings)}
+    if request.pool_id is not None:
+        facts["opencoti"] = attach_of(attach)
+    return facts

@@ -1,0 +1,170 @@
+"""From what pydantic found wrong with a body to one sentence that names the field.
+
+Of several findings the first field's deepest one is told: the branches of a union that do not apply fail further up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from polystem.errors import BadRequest, UnsupportedField
+from polystem.serve.chat import TemplateBody
+from polystem.serve.completion import CompletionBody
+from polystem.serve.pool_bodies import PoolBody
+from polystem.serve.refused import REFUSED_FIELDS
+
+Finding = Mapping[str, Any]
+REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
+Path = tuple[str | int, ...]
+
+KNOWN_FIELDS = sorted({*TemplateBody.model_fields, *CompletionBody.model_fields, *PoolBody.model_fields})
+
+EXPECTED_TYPE: Mapping[str, str] = {
+    "int_type": "number",
+    "int_from_float": "whole number",
+    "float_type": "number",
+    "string_type": "string",
+    "bool_type": "boolean",
+    "list_type": "array",
+    "dict_type": "object",
+    "model_type": "object",
+    "model_attributes_type": "object",
+    "int_parsing": "number",
+}
+
+
+def bad_request_of(findings: Sequence[Finding], body: Any) -> BadRequest:
+    """The error to raise for a body that did not validate."""
+    placed = [(path_of(finding, body), finding) for finding in findings]
+    first_path = placed[0][0]
+    same_field = [(path, found) for path, found in placed if path[:1] == first_path[:1]]
+    deepest = max(len(path) for path, _ in same_field)
+    path, finding = next((path, found) for path, found in same_field if len(path) == deepest)
+    return _error_for(path, finding, [found for other, found in same_field if other == path])
+
+
+def path_of(finding: Finding, body: Any) -> Path:
+    """Where the finding is in the body, without the names that pydantic gives to the branches of a union."""
+    place, *steps = finding["loc"]
+    if place != "body":
+        return tuple(steps)
+    here: Any = body
+    path: list[str | int] = []
+    for step in steps:
+        inside = _step_into(here, step)
+        if inside is not _NOT_THERE:
+            path.append(step)
+            here = inside
+        elif finding["type"] == "missing" and step == steps[-1]:
+            path.append(step)
+    return tuple(path)
+
+
+_NOT_THERE = object()
+
+
+def _step_into(here: Any, step: str | int) -> Any:
+    if isinstance(here, dict):
+        return cast("dict[Any, Any]", here).get(step, _NOT_THERE)
+    if isinstance(here, list) and isinstance(step, int):
+        items = cast("list[Any]", here)
+        return items[step] if step < len(items) else _NOT_THERE
+    return _NOT_THERE
+
+
+def param_of(path: Path) -> str:
+    """A path as clients read it: `messages[0].content`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def _error_for(path: Path, finding: Finding, together: Sequence[Finding]) -> BadRequest:
+    kind = finding["type"]
+    param = param_of(path)
+    if kind == "json_invalid":
+        return BadRequest(f"the body is not valid JSON: {finding['ctx']['error']} at byte {finding['loc'][1]}")
+    if not path:
+        return _no_object(finding)
+    if kind == "extra_forbidden":
+        return _unknown_field(path, param)
+    if kind == "missing":
+        return BadRequest(f"Field '{param}' is required", param=param)
+    if kind in EXPECTED_TYPE:
+        return _wrong_type(param, finding["input"], [each["type"] for each in together])
+    if kind == "union_tag_not_found":
+        missing = f"{param}.{_discriminator_of(finding)}"
+        return BadRequest(f"Field '{missing}' is required", param=missing)
+    if kind in ("literal_error", "union_tag_invalid"):
+        return _not_among(param, finding)
+    return BadRequest(f"Field '{param}': {_detail_of(finding)}", param=param)
+
+
+def _no_object(finding: Finding) -> BadRequest:
+    if finding["type"] == "missing":
+        return BadRequest("the request has no body; send a JSON object with 'Content-Type: application/json'")
+    if isinstance(finding["input"], bytes):
+        return BadRequest("the body is not read as JSON; send it with 'Content-Type: application/json'")
+    if finding["type"] in EXPECTED_TYPE:
+        return BadRequest(f"the body must be a JSON object, but is {json_type(finding['input'])}")
+    return BadRequest(_detail_of(finding))
+
+
+def _unknown_field(path: Path, param: str) -> BadRequest:
+    name = str(path[-1])
+    if len(path) == 1 and name in REFUSED_FIELDS:
+        return UnsupportedField(name, REFUSED_FIELDS[name])
+    near = difflib.get_close_matches(name, KNOWN_FIELDS, n=1)
+    advice = f"; did you mean '{near[0]}'?" if near and near[0] != name else "; leave it out"
+    return BadRequest(f"Unknown field '{param}'{advice}", param=param)
+
+
+def _wrong_type(param: str, found: Any, kinds: Sequence[str]) -> BadRequest:
+    if isinstance(found, float) and set(kinds) <= {"int_type", "int_from_float"}:
+        return BadRequest(f"Field '{param}': must be a whole number, but is {found}", param=param)
+    expected = dict.fromkeys(EXPECTED_TYPE[kind] for kind in kinds if kind in EXPECTED_TYPE)
+    message = f"Field '{param}': type must be {' or '.join(expected)}, but is {json_type(found)}"
+    return BadRequest(message, param=param)
+
+
+def _not_among(param: str, finding: Finding) -> BadRequest:
+    context = finding["ctx"]
+    if finding["type"] == "union_tag_invalid":
+        param = f"{param}.{_discriminator_of(finding)}"
+        return BadRequest(
+            f"Field '{param}': must be one of {context['expected_tags']}, but is '{context['tag']}'", param=param
+        )
+    found = finding["input"]
+    expected = {"False": "false", "True": "true"}.get(context["expected"], context["expected"])
+    shown = f"'{found}'" if isinstance(found, str) else _short(found)
+    return BadRequest(f"Field '{param}': must be {expected}, but is {shown}", param=param)
+
+
+def _discriminator_of(finding: Finding) -> str:
+    return str(finding["ctx"]["discriminator"]).strip("'")
+
+
+def _detail_of(finding: Finding) -> str:
+    message = REWORDED.sub("must", str(finding["msg"]))
+    found = finding["input"]
+    return f"{message}, but is {_short(found)}" if isinstance(found, int | float) else message
+
+
+def _short(value: Any, limit: int = 60) -> str:
+    text = json_type(value) if isinstance(value, dict | list) else str(value).lower()
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def json_type(value: Any) -> str:
+    """The JSON name of a value's type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"

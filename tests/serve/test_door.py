@@ -1,0 +1,88 @@
+"""Keys, the size of bodies, and unknown paths."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from polystem.engine.scripted import Answer
+from polystem.serve import ServeSettings
+from tests.serve.asgi_call import AsgiCall
+from tests.serve.served import serving
+
+pytestmark = pytest.mark.anyio
+
+KEYS = ServeSettings(api_keys=("first-key", "zweiter-schlüssel"))
+SMALL = ServeSettings(max_body_bytes=1024)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", "first-key", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-key2", "Basic first-key"],
+)
+async def test_without_a_known_key_nothing_but_health_answers(value: str | None) -> None:
+    headers = [] if value is None else [("authorization", value)]
+    async with serving(settings=KEYS, headers=headers) as served:
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/props", "/nothing"):
+            response = await served.client.get(path)
+            assert response.status_code == 401, path
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["error"]["type"] == "authentication_error"
+        assert (await served.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["Bearer first-key", "bearer first-key"])
+async def test_a_known_key_opens(value: str) -> None:
+    async with serving(settings=KEYS, headers=[("authorization", value)]) as served:
+        assert (await served.client.get("/v1/models")).status_code == 200
+
+
+async def test_each_of_several_keys_opens() -> None:
+    async with serving(settings=KEYS) as served:
+        headers = {b"authorization": "Bearer zweiter-schlüssel".encode()}
+        assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_an_announced_body_over_the_limit_is_413() -> None:
+    async with serving(settings=SMALL) as served:
+        response = await served.chat("x" * 2000)
+    assert response.status_code == 413
+    assert response.json()["error"]["type"] == "request_too_large_error"
+    assert "1024 bytes" in response.json()["error"]["message"]
+
+
+async def test_a_body_over_the_limit_that_was_not_announced_is_413() -> None:
+    async with serving(settings=SMALL) as served:
+        call = AsgiCall(served.app, "/tokenize", None, pieces=[b'{"content": "', b"x" * 900, b"x" * 900, b'"}'])
+        await call.task
+        start, body = call.sent()
+    assert start["status"] == 413
+    assert orjson.loads(body["body"])["error"]["code"] == 413
+
+
+async def test_a_body_at_the_limit_is_read() -> None:
+    async with serving(settings=SMALL) as served:
+        content = orjson.dumps({"content": "x" * (1024 - len('{"content":""}'))})
+        assert len(content) == 1024
+        headers = {"content-type": "application/json"}
+        assert (await served.client.post("/tokenize", content=content, headers=headers)).status_code == 200
+
+
+async def test_an_unknown_path_and_a_wrong_method_answer_in_the_one_shape() -> None:
+    async with serving() as served:
+        missing = await served.client.get("/nothing/here")
+        wrong = await served.client.put("/v1/models")
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert "GET /nothing/here" in missing.json()["error"]["message"]
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)
+    assert wrong.headers["allow"] == "GET"
+
+
+async def test_ids_in_paths_make_no_metrics_of_their_own() -> None:
+    async with serving(Answer("Hi")) as served:
+        for session in ("a", "b"):
+            await served.client.post(f"/sessions/{session}/close")
+        await served.client.get("/nothing")
+        text = (await served.client.get("/metrics")).text
+    assert 'polystem_http_requests_total{route="/sessions/{session_id:path}/close",status="200"} 2.0' in text
+    assert 'polystem_http_requests_total{route="unmatched",status="404"} 1.0' in text

@@ -1,0 +1,111 @@
+"""One sentence for whatever pydantic found."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from polystem.serve.refused import REFUSED_FIELDS
+from tests.serve.served import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+USER = [{"role": "user", "content": "Hi"}]
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"pool_id": "3"}, "Field 'pool_id': type must be number, but is string", "pool_id"),
+    ({"pool_id": True}, "Field 'pool_id': type must be number, but is boolean", "pool_id"),
+    ({"stream": "yes"}, "Field 'stream': type must be boolean, but is string", "stream"),
+    ({"stop": 3}, "Field 'stop': type must be string or array, but is number", "stop"),
+    ({"stop": ["a", 3]}, "Field 'stop[1]': type must be string, but is number", "stop[1]"),
+    ({"stop": ""}, "Field 'stop': must have at least 1 character", "stop"),
+    ({"n": 2}, "Field 'n': must be less than or equal to 1, but is 2", "n"),
+    ({"n": True}, "Field 'n': type must be number, but is boolean", "n"),
+    ({"max_tokens": 1.5}, "Field 'max_tokens': must be a whole number, but is 1.5", "max_tokens"),
+    ({"temperature": 3}, "Field 'temperature': must be less than or equal to 2, but is 3", "temperature"),
+    ({"temperatur": 1}, "Unknown field 'temperatur'; did you mean 'temperature'?", "temperatur"),
+    ({"qqqq": 1}, "Unknown field 'qqqq'; leave it out", "qqqq"),
+    ({"store": True}, "Field 'store': must be false, but is true", "store"),
+    ({"messages": []}, "Field 'messages': must have at least 1 item after validation, not 0", "messages"),
+    ({"messages": [3]}, "Field 'messages[0]': type must be object, but is number", "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "Field 'messages[0].role' is required", "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "Field 'messages[0].content' is required", "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": 5}]},
+        "Field 'messages[0].content': type must be string or array, but is number",
+        "messages[0].content",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "Field 'messages[0].content[0].type': must be 'text', but is 'image_url'",
+        "messages[0].content[0].type",
+    ),
+    (
+        {"messages": [{"role": "usr", "content": "x"}]},
+        "Field 'messages[0].role': must be one of 'system', 'developer', 'user', 'assistant', 'tool', but is 'usr'",
+        "messages[0].role",
+    ),
+    (
+        {"tools": [{"type": "custom", "custom": {}}]},
+        "Field 'tools[0].type': must be 'function', but is 'custom'",
+        "tools[0].type",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+async def served() -> AsyncGenerator[Served, None]:
+    async with serving() as served:
+        yield served
+
+
+async def refusal(served: Served, fields: dict[str, Any]) -> tuple[str, str | None]:
+    response = await served.client.post("/v1/chat/completions", json={"messages": USER} | fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", 400)
+    return error["message"], error["param"]
+
+
+@pytest.mark.parametrize(("fields", "message", "param"), WRONG)
+async def test_the_message_names_field_value_and_limit(
+    served: Served, fields: dict[str, Any], message: str, param: str
+) -> None:
+    assert await refusal(served, fields) == (message, param)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
+async def test_a_known_field_that_is_not_served_is_refused_with_its_reason(served: Served, name: str) -> None:
+    message, param = await refusal(served, {name: 1})
+    assert message == f"'{name}' is not supported: {REFUSED_FIELDS[name]}"
+    assert param == name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the request has no body; send a JSON object with 'Content-Type: application/json'"),
+        (b"[]", "the body must be a JSON object, but is array"),
+        (b'{"messages": NaN}', "the body is not valid JSON: unexpected character"),
+        (b'{"a": "\\ud800"}', "the body is not valid JSON: "),
+        (b"\xff", "the body is not valid JSON: "),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_refused(served: Served, content: bytes, message: str) -> None:
+    headers = {"content-type": "application/json"}
+    response = await served.client.post("/v1/chat/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
+
+
+async def test_a_body_that_does_not_say_it_is_json_is_refused(served: Served) -> None:
+    response = await served.client.post("/tokenize", content=b'{"content": "a"}')
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+async def test_null_means_the_same_as_leaving_a_field_out(served: Served) -> None:
+    nulls = dict.fromkeys(("temperature", "tools", "stop", "n", "user", "metadata", "pool_id", "response_format"))
+    assert (await served.chat(**nulls)).status_code == 200
