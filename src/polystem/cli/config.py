@@ -1,0 +1,221 @@
+"""Where settings come from: flags over environment over file over each unit's own defaults.
+
+One name everywhere: flag `--max-body-bytes`, environment `POLYSTEM_MAX_BODY_BYTES`, file key `max_body_bytes`. This
+module alone reads the environment and TOML; the units own their settings and check their ranges. A name that nobody
+knows is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+from polystem.engine.llama import LlamaSettings
+from polystem.errors import ConfigError
+from polystem.fleet import FleetSettings
+from polystem.serve import ServeSettings
+
+Unit: TypeAlias = Literal["engine", "fleet", "serve", "command"]
+Value: TypeAlias = str | int | float | bool | list[Any]
+PREFIX = "POLYSTEM_"
+CONFIG_VARIABLE = "POLYSTEM_CONFIG"
+BUNDLED_MODEL = "bundled"
+BUNDLED_FILE = "courier-nano-f16.gguf"
+WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its name for users, and which field of which unit it fills."""
+
+    name: str
+    unit: Unit
+    field: str
+    kind: Literal["whole", "seconds", "switch", "text", "texts"]
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("model", "command", "model", "text"),
+    Setting("api_key_file", "command", "api_key_file", "text"),
+    Setting("log_level", "command", "log_level", "text"),
+    Setting("model_name", "engine", "model_name", "text"),
+    Setting("cells", "engine", "cells", "whole"),
+    Setting("sequences", "engine", "sequences", "whole"),
+    Setting("context", "engine", "context_tokens", "whole"),
+    Setting("threads", "engine", "threads", "whole"),
+    Setting("threads_batch", "engine", "threads_batch", "whole"),
+    Setting("flash_attention", "engine", "flash_attention", "switch"),
+    Setting("micro_batch_tokens", "engine", "micro_batch_tokens", "whole"),
+    Setting("prefill_chunk_tokens", "engine", "prefill_chunk_tokens", "whole"),
+    Setting("repack", "engine", "repack", "switch"),
+    Setting("cache_type_k", "engine", "cache_type_k", "text"),
+    Setting("cache_type_v", "engine", "cache_type_v", "text"),
+    Setting("gpu_layers", "engine", "gpu_layers", "whole"),
+    Setting("auto_pool", "fleet", "auto_pool", "switch"),
+    Setting("auto_pool_min_tokens", "fleet", "auto_pool_min_tokens", "whole"),
+    Setting("growth_reserve_tokens", "fleet", "growth_reserve_tokens", "whole"),
+    Setting("prefill_budget_tokens", "fleet", "prefill_budget_tokens", "whole"),
+    Setting("host", "serve", "host", "text"),
+    Setting("port", "serve", "port", "whole"),
+    Setting("api_key", "serve", "api_keys", "texts"),
+    Setting("model_alias", "serve", "model_aliases", "texts"),
+    Setting("max_body_bytes", "serve", "max_body_bytes", "whole"),
+    Setting("request_timeout_s", "serve", "request_timeout_s", "seconds"),
+    Setting("drain_grace_s", "serve", "drain_grace_s", "seconds"),
+)
+BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """All that `polystem serve` needs."""
+
+    engine: LlamaSettings
+    fleet: FleetSettings
+    serve: ServeSettings
+    log_level: str = "warning"
+
+
+def read_serve_command(
+    flags: Mapping[str, Any], *, environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> ServeCommand:
+    """The settings of `polystem serve`; a flag that is None was not given. Raises ConfigError, ModelFileError."""
+    environment = os.environ if environment is None else environment
+    file = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    found: dict[str, Value] = {}
+    if file is not None:
+        found |= _checked(_file_values(file), lambda name: f"{file}: '{name}'")
+    found |= _checked(_environment_values(environment), _variable_of)
+    found |= _checked({name: flag for name, flag in flags.items() if flag is not None}, _flag_of)
+    return _command_of(found)
+
+
+def _command_of(found: Mapping[str, Value]) -> ServeCommand:
+    by_unit: dict[Unit, dict[str, Any]] = {"engine": {}, "fleet": {}, "serve": {}, "command": {}}
+    for name, value in found.items():
+        setting = BY_NAME[name]
+        by_unit[setting.unit][setting.field] = tuple(value) if isinstance(value, list) else value
+    command, serve = by_unit["command"], by_unit["serve"]
+    if "api_key_file" in command:
+        serve["api_keys"] = (*serve.get("api_keys", ()), *_keys_in(Path(command["api_key_file"])))
+    return ServeCommand(
+        engine=LlamaSettings(model_path=model_path(command.get("model", BUNDLED_MODEL)), **by_unit["engine"]),
+        fleet=FleetSettings(**by_unit["fleet"]),
+        serve=ServeSettings(**serve),
+        log_level=_log_level(command.get("log_level", "warning")),
+    )
+
+
+def model_path(model: str) -> Path:
+    """The file that `model` names; "bundled" is the one in the package. Raises ConfigError where there is none."""
+    if model == BUNDLED_MODEL:
+        return Path(str(files("polystem") / "models" / BUNDLED_FILE))
+    path = Path(model).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"model file '{model}' does not exist", hint="give the path of a GGUF file, or 'bundled'", param="model"
+        )
+    return path
+
+
+def _log_level(level: str) -> str:
+    levels = ("debug", "info", "warning", "error")
+    if level.lower() not in levels:
+        raise ConfigError(f"log_level '{level}' is unknown; give one of {', '.join(levels)}", param="log_level")
+    return level.lower()
+
+
+def _keys_in(file: Path) -> Iterator[str]:
+    text = _text_of(file, "API key file")
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise ConfigError(f"API key file '{file}' holds no key", hint="write one key a line", param="api_key_file")
+    yield from keys
+
+
+def _text_of(file: Path, what: str) -> str:
+    try:
+        return file.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read {what} '{file}': {reason}") from exc
+
+
+def _file_values(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text_of(file, "configuration file"))
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"configuration file '{file}' is not TOML: {exc}") from exc
+
+
+def _environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
+    ours = {name: text for name, text in environment.items() if name.startswith(PREFIX) and name != CONFIG_VARIABLE}
+    return {name.removeprefix(PREFIX).lower(): _from_text(name, text) for name, text in ours.items()}
+
+
+def _from_text(variable: str, text: str) -> Value:
+    """The value that a variable's text stands for.
+
+    Text that does not fit stays text, and is refused with all others.
+    """
+    setting = BY_NAME.get(variable.removeprefix(PREFIX).lower())
+    if setting is None or setting.kind == "text":
+        return text
+    if setting.kind == "texts":
+        return [part.strip() for part in text.split(",")]
+    if setting.kind == "switch":
+        return WORDS.get(text.strip().lower(), text)
+    try:
+        return int(text) if setting.kind == "whole" else float(text)
+    except ValueError:
+        return text
+
+
+def _checked(values: Mapping[str, Any], called: Callable[[str], str]) -> dict[str, Value]:
+    """The values, each of a known name and of the right type. Raises ConfigError."""
+    for name, value in values.items():
+        if name not in BY_NAME:
+            near = difflib.get_close_matches(name, BY_NAME, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(BY_NAME))}"
+            raise ConfigError(f"unknown setting {called(name)}", hint=hint, param=name)
+        if not _fits(value, BY_NAME[name].kind):
+            wanted = WANTED[BY_NAME[name].kind]
+            raise ConfigError(f"setting {called(name)} must be {wanted}, but is {value!r}", param=name)
+    return dict(values)
+
+
+WANTED = {
+    "whole": "a whole number",
+    "seconds": "a number of seconds",
+    "switch": "true or false",
+    "text": "text",
+    "texts": "a list of texts",
+}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    match kind:
+        case "whole":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "seconds":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "switch":
+            return isinstance(value, bool)
+        case "texts":
+            return isinstance(value, list) and all(isinstance(each, str) for each in cast("list[Any]", value))
+        case _:
+            return isinstance(value, str)
+
+
+def _variable_of(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,126 @@
+"""`polystem serve`: a model file behind the OpenAI API, with shared prefixes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polystem.cli.config import BUNDLED_MODEL, ServeCommand, read_serve_command
+from polystem.clock import SystemClock
+from polystem.engine.llama import LlamaEngine
+from polystem.fleet import Fleet
+from polystem.serve.server import run_server
+
+CUT_EXIT_CODE = 130
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+HELP = """Serve a model over the OpenAI API, with its shared prefixes stored once.
+
+Without any option the bundled model, courier-nano, is served on http://127.0.0.1:8080. Try it:
+
+  polystem serve
+
+  polystem serve --model my-model.gguf --cells 65536 --auto-pool
+
+  polystem serve --host 0.0.0.0 --api-key-file keys.txt
+
+A KV cell holds one token of one prompt. --cells is how many there are for all requests together; a prefix that is
+shared takes its cells once. GET /kv shows who holds them, POST /polykv/pools stores a prefix, --auto-pool finds
+prefixes by itself.
+
+Every option is also a key of a TOML file (--config) and an environment variable: --max-body-bytes is max_body_bytes and
+POLYSTEM_MAX_BODY_BYTES. Flags win over the environment, the environment over the file.
+
+The first Ctrl-C or SIGTERM lets running requests finish; the second ends at once.
+"""
+
+ModelFlag = Annotated[
+    str | None, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'. [default: {BUNDLED_MODEL}]")
+]
+NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire. [default: the file's name]")]
+AliasFlag = Annotated[list[str] | None, typer.Option(metavar="NAME", help="One more name for the model; repeatable.")]
+HostFlag = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")]
+PortFlag = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one. [default: 8080]")]
+CellsFlag = Annotated[int | None, typer.Option(help="KV cells for all requests together. [default: 8192]")]
+ContextFlag = Annotated[
+    int | None, typer.Option(metavar="TOKENS", help="Most tokens of one request. [default: the model's]")
+]
+SequencesFlag = Annotated[int | None, typer.Option(help="Most pools and sessions at once, up to 256. [default: 64]")]
+ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step. [default: by cores]")]
+AutoPoolFlag = Annotated[
+    bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
+]
+KeyFlag = Annotated[
+    list[str] | None, typer.Option(metavar="KEY", help="Let in who sends this key; repeatable. Needed off loopback.")
+]
+KeyFileFlag = Annotated[str | None, typer.Option(metavar="FILE", help="A file of keys, one a line.")]
+BodyFlag = Annotated[int | None, typer.Option(help="Largest request body. [default: 8388608]")]
+TimeoutFlag = Annotated[float | None, typer.Option(help="Longest time one request may take. [default: 600]")]
+GraceFlag = Annotated[float | None, typer.Option(help="How long running requests may go on at the end. [default: 30]")]
+LogFlag = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error. [default: warning]")]
+ConfigFlag = Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings file. [env: POLYSTEM_CONFIG]")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("serve", help=HELP)(serve)
+
+
+def serve(
+    model: ModelFlag = None,
+    model_name: NameFlag = None,
+    model_alias: AliasFlag = None,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    cells: CellsFlag = None,
+    context: ContextFlag = None,
+    sequences: SequencesFlag = None,
+    threads: ThreadsFlag = None,
+    auto_pool: AutoPoolFlag = None,
+    api_key: KeyFlag = None,
+    api_key_file: KeyFileFlag = None,
+    max_body_bytes: BodyFlag = None,
+    request_timeout_s: TimeoutFlag = None,
+    drain_grace_s: GraceFlag = None,
+    log_level: LogFlag = None,
+    config: ConfigFlag = None,
+) -> None:
+    flags = dict(locals())
+    file = flags.pop("config")
+    _run(read_serve_command({name: flag or None if flag == [] else flag for name, flag in flags.items()}, file=file))
+
+
+def _run(command: ServeCommand) -> None:
+    logging.basicConfig(
+        level=command.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    clock = SystemClock()
+    engine = LlamaEngine(command.engine, clock=clock)
+    fleet = Fleet(engine, clock=clock, settings=command.fleet)
+    _say(f"{command.engine.name}: {command.engine.cells} cells, {command.engine.sequences} sequences")
+    end = run_server(
+        fleet,
+        command.serve,
+        on_listening=lambda url: _say(f"listening on {url} while the model is loaded"),
+        on_ready=lambda url: _say(_how_to_try(url, command)),
+    )
+    _say("drained, bye" if end == "drained" else "ended before all requests were finished")
+    if end == "cut":
+        raise typer.Exit(CUT_EXIT_CODE)
+
+
+def _how_to_try(url: str, command: ServeCommand) -> str:
+    key = " -H 'Authorization: Bearer KEY'" if command.serve.api_keys else ""
+    body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+    return (
+        f"ready; the API is at {url}/v1. Try it:\n"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n"
+        f"  curl {url}/kv{key}"
+    )
+
+
+def _say(text: str) -> Any:
+    print(text, file=sys.stderr, flush=True)

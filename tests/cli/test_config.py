@@ -1,0 +1,151 @@
+"""Flags over environment over file over defaults, under one name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polystem.cli.config import SETTINGS, ServeCommand, model_path, read_serve_command
+from polystem.engine.llama import LlamaSettings
+from polystem.errors import ConfigError
+from polystem.fleet import FleetSettings
+from polystem.serve import ServeSettings
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    return str(file)
+
+
+def read(
+    flags: dict[str, Any] | None = None, environment: dict[str, str] | None = None, file: Path | None = None
+) -> ServeCommand:
+    return read_serve_command(flags or {}, environment=environment or {}, file=file)
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "polystem.toml"
+    file.write_text(text)
+    return file
+
+
+def test_without_anything_the_units_own_defaults_hold(model: str) -> None:
+    command = read({"model": model})
+    assert command.serve == ServeSettings()
+    assert command.fleet == FleetSettings()
+    assert command.engine == LlamaSettings(model_path=Path(model))
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(model: str, tmp_path: Path) -> None:
+    file = toml(tmp_path, "cells = 1000\nport = 1000\nthreads = 1\n")
+    command = read({"model": model, "cells": 3000}, {"POLYSTEM_CELLS": "2000", "POLYSTEM_PORT": "2000"}, file)
+    assert (command.engine.cells, command.serve.port, command.engine.threads) == (3000, 2000, 1)
+
+
+def test_a_flag_that_was_not_given_hides_nothing(model: str) -> None:
+    assert read({"model": model, "cells": None}, {"POLYSTEM_CELLS": "2000"}).engine.cells == 2000
+
+
+def test_the_environment_may_name_the_file(model: str, tmp_path: Path) -> None:
+    file = toml(tmp_path, "cells = 1000\n")
+    assert read({"model": model}, {"POLYSTEM_CONFIG": str(file)}).engine.cells == 1000
+
+
+def test_every_kind_of_value_is_read_from_the_environment(model: str) -> None:
+    environment = {
+        "POLYSTEM_MODEL": model,
+        "POLYSTEM_AUTO_POOL": "Yes",
+        "POLYSTEM_FLASH_ATTENTION": "off",
+        "POLYSTEM_REQUEST_TIMEOUT_S": "2.5",
+        "POLYSTEM_API_KEY": "one, two",
+        "POLYSTEM_HOST": "0.0.0.0",
+        "PATH": "/bin",
+    }
+    command = read(environment=environment)
+    assert command.fleet.auto_pool is True
+    assert command.engine.flash_attention is False
+    assert command.serve == ServeSettings(host="0.0.0.0", api_keys=("one", "two"), request_timeout_s=2.5)
+
+
+def test_keys_come_from_flags_and_from_a_file_one_a_line(model: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first\n\n  second \n")
+    command = read({"model": model, "api_key": ["zero"], "api_key_file": str(keys)})
+    assert command.serve.api_keys == ("zero", "first", "second")
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "near"),
+    [
+        ("cels = 1", "cels", "cells"),
+        ("max-body-bytes = 1", "max-body-bytes", "max_body_bytes"),
+        ("[serve]\nport = 1", "serve", ""),
+    ],
+)
+def test_an_unknown_key_of_the_file_is_named_with_its_neighbours(
+    model: str, tmp_path: Path, text: str, told: str, near: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({"model": model}, file=toml(tmp_path, text))
+    assert f"polystem.toml: '{told}'" in caught.value.message
+    assert near in (caught.value.hint or "")
+
+
+def test_an_unknown_variable_is_named_with_its_neighbours(model: str) -> None:
+    with pytest.raises(ConfigError, match="POLYSTEM_THREAD") as caught:
+        read({"model": model}, {"POLYSTEM_THREAD": "1"})
+    assert "threads" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cells = '9'", "'cells' must be a whole number, but is '9'"),
+        ("cells = true", "'cells' must be a whole number, but is True"),
+        ("cells = 1.5", "'cells' must be a whole number, but is 1.5"),
+        ("auto_pool = 1", "'auto_pool' must be true or false, but is 1"),
+        ("api_key = 'a'", "'api_key' must be a list of texts, but is 'a'"),
+        ("host = 1", "'host' must be text, but is 1"),
+        ("request_timeout_s = 'x'", "'request_timeout_s' must be a number of seconds, but is 'x'"),
+        ("cells = ", "is not TOML"),
+        ("log_level = 'loud'", "log_level 'loud' is unknown"),
+        ("cells = 1", "must be between"),
+        ("port = 70000", "port 70000 is out of range"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(model: str, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({"model": model}, file=toml(tmp_path, text))
+    assert message in caught.value.message
+
+
+def test_a_word_that_is_no_number_is_refused_from_the_environment(model: str) -> None:
+    with pytest.raises(ConfigError, match="POLYSTEM_CELLS must be a whole number, but is 'many'"):
+        read({"model": model}, {"POLYSTEM_CELLS": "many"})
+
+
+@pytest.mark.parametrize("flags", [{"model": "/nowhere/model.gguf"}, {"api_key_file": "/nowhere/keys"}])
+def test_a_file_that_does_not_exist_is_named(model: str, flags: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="/nowhere/"):
+        read({"model": model} | flags)
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        read(file=tmp_path / "nowhere.toml")
+
+
+def test_the_bundled_model_is_a_file_of_the_package(bundled_model: Path) -> None:
+    assert model_path("bundled") == bundled_model
+
+
+def test_every_setting_fills_a_field_that_its_unit_has() -> None:
+    units = {"engine": LlamaSettings, "fleet": FleetSettings, "serve": ServeSettings}
+    for setting in SETTINGS:
+        if setting.unit in units:
+            assert setting.field in {field.name for field in fields(units[setting.unit])}, setting

@@ -1,0 +1,61 @@
+"""The command line: help that teaches, errors with hints, exit codes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from polystem import __version__, errors
+from polystem.cli.config import SETTINGS
+from polystem.cli.errors import EXIT_CODE_OF, exit_code_of
+from polystem.cli.main import run
+from polystem.errors import PolystemError
+
+
+def tree(root: type[PolystemError] = PolystemError) -> Iterator[type[PolystemError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+def test_the_version_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"polystem {__version__}\n"
+
+
+def test_a_failure_is_told_on_stderr_with_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--host", "0.0.0.0"]) == EXIT_CODE_OF[errors.ConfigError]
+    told = capsys.readouterr()
+    assert told.out == ""
+    error, hint = told.err.strip().splitlines()
+    assert error.startswith("error: listening on '0.0.0.0' without an API key")
+    assert hint.startswith("hint: give --api-key")
+
+
+def test_an_unknown_option_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--cels", "9"]) == 2
+    assert "--cels" in capsys.readouterr().err
+
+
+def test_the_help_of_serve_shows_how_to_start_and_what_every_flag_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "polystem serve --model" in text
+    flags = set(re.findall(r"--([a-z-]+)", text)) - {"help", "config", "no-auto-pool"}
+    assert flags <= {setting.name.replace("_", "-") for setting in SETTINGS}
+    assert {"model", "host", "port", "cells", "context", "sequences", "threads", "auto-pool", "api-key"} <= flags
+
+
+@pytest.mark.parametrize("cls", list(tree()), ids=lambda cls: cls.__name__)
+def test_every_error_has_an_exit_code_that_is_no_success(cls: type[PolystemError]) -> None:
+    assert 0 < exit_code_of(cls.__new__(cls)) < 128
+
+
+def test_the_exit_codes_differ() -> None:
+    assert len(set(EXIT_CODE_OF.values())) == len(EXIT_CODE_OF)
