@@ -228,6 +228,27 @@ async def test_a_hold_that_another_branch_covers_needs_no_step(running: Running)
         assert engine.statistics().cells_used == len(tokens)
 
 
+async def test_logits_over_borrowed_cells_equal_fresh_ones_at_every_boundary(running: Running) -> None:
+    async with running(micro_batch_tokens=32) as engine:
+        tokens = await engine.tokenize(STORY * 3)
+        fresh = np.asarray(await engine.logits(tokens))
+        await engine.hold(1, tokens)
+        for shared in (1, 2, 31, 32, 33, 64, len(tokens) // 2, len(tokens) - 2, len(tokens) - 1, len(tokens)):
+            lent = np.asarray(await engine.logits(tokens, Placement(2, 1, shared, keep=False)))
+            assert float(np.max(np.abs(lent - fresh))) < 0.02, f"{shared} of {len(tokens)} tokens shared"
+
+
+async def test_logits_of_a_trimmed_and_regrown_branch_equal_fresh_ones(running: Running) -> None:
+    async with running() as engine:
+        tokens = await engine.tokenize(STORY * 2)
+        other = (*tokens[:30], *reversed(tokens[30:]))
+        await engine.hold(1, tokens)
+        await engine.logits(other, Placement(2, 1, len(tokens)))
+        again = np.asarray(await engine.logits(tokens, Placement(2)))
+        fresh = np.asarray(await engine.logits(tokens))
+        assert float(np.max(np.abs(again - fresh))) < 0.02
+
+
 async def test_a_prompt_is_prefilled_in_chunks_while_others_wait_their_share(running: Running) -> None:
     async with running(prefill_chunk_tokens=32) as engine:
         token = (await engine.tokenize("a"))[:1]

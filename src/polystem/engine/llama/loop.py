@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
 
 import numpy as np
 
 from polystem.clock import Clock
 from polystem.engine.constraint import Grammar
-from polystem.engine.llama.branches import Branch, BranchTable
+from polystem.engine.llama.branches import Branch, BranchTable, SequenceMemory
 from polystem.engine.llama.cells import CellMap
-from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows, NativeContext
+from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
 from polystem.engine.llama.sampling import RawLogprobs, TokenConstraint
 from polystem.engine.llama.schedule import StepPlan, plan_step, smaller
 from polystem.engine.llama.settings import LlamaSettings
@@ -44,11 +45,23 @@ Ship = Callable[[list[Event], Snapshot | None], None]
 StepFacts = tuple[float, float, int, int, int]
 
 
+class Kernels(SequenceMemory, Protocol):
+    """What the loop needs of a context; `NativeContext` is the real one."""
+
+    physical_cells: int
+    batch_tokens: int
+    micro_batch_tokens: int
+
+    def decode(self, batch: Batch) -> int: ...
+
+    def logits(self, rows: int) -> FloatRows: ...
+
+
 class DecodeLoop:
     """One context and all that runs on it. `run` returns after `Close`; it raises where the context is lost."""
 
     def __init__(
-        self, context: NativeContext, settings: LlamaSettings, *, pieces: PieceTable, eog: frozenset[int],
+        self, context: Kernels, settings: LlamaSettings, *, pieces: PieceTable, eog: frozenset[int],
         compile_constraint: Callable[[Grammar], TokenConstraint], inbox: SimpleQueue[Command], ship: Ship, clock: Clock,
     ) -> None:  # fmt: skip
         self._context = context
@@ -218,7 +231,7 @@ class DecodeLoop:
         while status == NO_SLOT:
             less = smaller(plan)
             if less is None:
-                self._fail_newest([*plan.decoding, *(stream for stream, _ in plan.chunks)])
+                self._fail_newest([*plan.decoding, *(stream for stream, _ in plan.chunks), *plan.waiting])
                 return None
             plan = less
             self._fill(plan)

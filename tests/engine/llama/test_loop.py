@@ -1,0 +1,300 @@
+"""The decode loop on kernels made of Python: joins, leaves, cancels, full caches. Cells are recounted each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polystem.clock import VirtualClock
+from polystem.engine.llama.loop import DecodeLoop
+from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
+from polystem.engine.llama.settings import LlamaSettings
+from polystem.engine.llama.text import PieceTable
+from polystem.engine.llama.wire import (
+    DONE,
+    ERROR,
+    TOKENS,
+    Cancel,
+    Close,
+    Command,
+    Drop,
+    Event,
+    Job,
+    SetBudget,
+    Snapshot,
+    error_of,
+)
+from polystem.engine.protocol import Placement
+from polystem.errors import CellsExhausted, Conflict, EngineBuildError, PolystemError
+from polystem.messages import Sampling
+
+VOCAB = 50
+GREEDY = Sampling(temperature=0.0)
+
+
+def next_token(tokens: Iterable[int]) -> int:
+    """What the pretended model says after these tokens."""
+    return sum((place + 1) * token for place, token in enumerate(tokens)) % VOCAB
+
+
+class PretendedKernels:
+    """Keeps the tokens of each sequence and answers with `next_token`; has room for `room` cells, shared ones once."""
+
+    def __init__(self, room: int) -> None:
+        self.physical_cells, self.batch_tokens, self.micro_batch_tokens = 1024, 600, 16
+        self.room = room
+        self.held = dict[int, list[tuple[int, object]]]()
+        self.outputs: list[int] = []
+        self.batches: list[int] = []
+        self.fails_with = 0
+
+    def decode(self, batch: Batch) -> int:
+        rows = range(batch.rows)
+        used = {cell for path in self.held.values() for _, cell in path}
+        if self.fails_with:
+            return self.fails_with
+        if len(used) + batch.rows > self.room:
+            return NO_SLOT
+        self.batches.append(batch.rows)
+        self.outputs = []
+        for row in rows:
+            path = self.held.setdefault(int(batch.sequences[row]), [])
+            assert len(path) == batch.positions[row]
+            path.append((int(batch.tokens[row]), object()))
+            if batch.wants_logits[row]:
+                self.outputs.append(next_token(token for token, _ in path))
+        return 0
+
+    def logits(self, rows: int) -> FloatRows:
+        assert rows == len(self.outputs)
+        return np.eye(VOCAB, dtype=np.float32)[self.outputs]
+
+    def lend(self, source: int, target: int, tokens: int) -> None:
+        self.held[target] = self.held[source][:tokens]
+
+    def trim(self, sequence: int, keep_tokens: int) -> None:
+        del self.held.get(sequence, [])[keep_tokens:]
+
+    def held_tokens(self, sequence: int) -> int:
+        return len(self.held.get(sequence, ()))
+
+
+class Driver:
+    """Runs a loop in this thread: commands now, and more at the reports that `at_report` names."""
+
+    def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32) -> None:
+        self.kernels = PretendedKernels(cells if room is None else room)
+        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.events: list[Event] = []
+        self.snapshots: list[Snapshot] = []
+        self.open = set[int]()
+        self.at_report: Callable[[int], Iterable[Command]] = lambda _: ()
+        self.loop = DecodeLoop(
+            self.kernels,
+            LlamaSettings(Path("none"), cells=cells, sequences=8, prefill_chunk_tokens=chunk, self_check=True),
+            pieces=PieceTable(lambda token: b"%d " % token, size=VOCAB, hidden=frozenset({0})),
+            eog=frozenset({0}),
+            compile_constraint=lambda _: pytest.fail("no grammar here"),
+            inbox=self.inbox,
+            ship=self._ship,
+            clock=VirtualClock(),
+        )
+
+    def run(self, *commands: Command) -> None:
+        self._send(commands)
+        self.loop.run()
+        self.loop.check_integrity()
+
+    def _send(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self.inbox.put(command)
+            if isinstance(command, Job | Drop):
+                self.open.add(command.ticket)
+            if isinstance(command, Cancel):
+                self.open.discard(command.ticket)
+        if not self.open:
+            self.inbox.put(Close())
+
+    def _ship(self, events: list[Event], snapshot: Snapshot | None) -> None:
+        assert snapshot is not None
+        self.events += events
+        self.snapshots.append(snapshot)
+        self.open -= {event[0] for event in events if event[1] != TOKENS or event[5] is not None}
+        self._send(self.at_report(len(self.snapshots)))
+
+    def tokens(self, ticket: int) -> list[int]:
+        return [token for event in self.events if event[:2] == (ticket, TOKENS) for token in event[2]]
+
+    def error(self, ticket: int) -> PolystemError | None:
+        return next((error_of(event[2]) for event in self.events if event[:2] == (ticket, ERROR)), None)
+
+
+def answer(ticket: int, tokens: Iterable[int], count: int, placement: Placement | None = None) -> Job:
+    """A greedy run of an exact number of tokens."""
+    place = placement or Placement(ticket, keep=False)
+    return Job(ticket, "answer", tuple(tokens), place, GREEDY, max_tokens=count, ignore_eos=True)
+
+
+def hold(ticket: int, branch: int, tokens: Iterable[int]) -> Job:
+    return Job(ticket, "hold", tuple(tokens), Placement(branch), GREEDY)
+
+
+def expected(tokens: Iterable[int], count: int) -> list[int]:
+    path = list(tokens)
+    for _ in range(count):
+        path.append(next_token(path))
+    return path[len(path) - count :]
+
+
+def test_streams_beside_each_other_say_what_they_say_alone() -> None:
+    driver = Driver()
+    prompts = [range(n, n + 5 * n) for n in range(1, 6)]
+    driver.run(*(answer(n, prompts[n - 1], 10) for n in range(1, 6)))
+    for n in range(1, 6):
+        assert driver.tokens(n) == expected(prompts[n - 1], 10)
+    assert driver.snapshots[-1].cells_used == 0
+
+
+def test_decoding_goes_on_in_each_step_while_a_prompt_is_prefilled_under_the_budget() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [answer(2, range(100), 2)] if report == 2 else []
+    driver.run(SetBudget(7), answer(1, range(5), 30))
+    steps = [snapshot.step for snapshot in driver.snapshots if snapshot.step]
+    mixed = [step for step in steps if step[4] and step[2]]
+    assert sum(step[4] for step in mixed) == 100
+    assert max(step[4] for step in mixed) == 7
+    assert driver.tokens(1) == expected(range(5), 30)
+    assert driver.tokens(2) == expected(range(100), 2)
+
+
+def test_without_decoding_a_prompt_takes_whole_chunks_whatever_the_budget() -> None:
+    driver = Driver(chunk=32)
+    driver.run(SetBudget(1), answer(1, range(64), 1))
+    assert driver.kernels.batches[:2] == [32, 32]
+
+
+def test_on_a_full_cache_the_newest_fails_alone_and_the_others_finish() -> None:
+    driver = Driver(cells=40)
+    driver.run(*(answer(n, range(n, n + 8), 12) for n in (1, 2, 3)))
+    assert driver.tokens(1) == expected(range(1, 9), 12)
+    assert driver.tokens(2) == expected(range(2, 10), 12)
+    failure = driver.error(3)
+    assert isinstance(failure, CellsExhausted)
+    assert failure.total_cells == 40
+    assert driver.snapshots[-1].cells_used == 0
+
+
+def test_a_stream_that_waits_goes_on_when_another_ends() -> None:
+    driver = Driver(cells=33)
+    driver.run(answer(1, range(20), 3), answer(2, range(3, 13), 12))
+    assert driver.tokens(1) == expected(range(20), 3)
+    assert driver.tokens(2) == expected(range(3, 13), 12)
+    assert max(snapshot.waiting for snapshot in driver.snapshots) == 1
+
+
+def test_a_batch_that_llama_cpp_has_no_room_for_is_cut_until_one_stream_fails() -> None:
+    driver = Driver(cells=400, room=30)
+    driver.run(*(answer(n, range(n, n + 8), 12) for n in (1, 2)))
+    assert driver.tokens(1) == expected(range(1, 9), 12)
+    assert isinstance(driver.error(2), CellsExhausted)
+
+
+def test_any_other_failure_ends_the_loop() -> None:
+    driver = Driver()
+    driver.kernels.fails_with = -3
+    with pytest.raises(EngineBuildError, match="llama_decode returned -3"):
+        driver.run(answer(1, range(5), 2))
+
+
+def test_a_cancel_frees_the_cells_before_the_next_step() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Cancel(2)] if report == 3 else []
+    driver.run(answer(1, range(5), 8), answer(2, range(5), 100))
+    assert len(driver.tokens(2)) == 3
+    assert driver.snapshots[3].cells_used == len(range(5)) + 3
+    assert driver.tokens(1) == expected(range(5), 8)
+
+
+def test_a_cancelled_hold_drops_its_branch_even_when_it_was_done_already() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Cancel(1, held=7), answer(3, range(4), 1)] if report == 1 else []
+    driver.run(hold(1, 7, range(9)), hold(2, 8, range(9)))
+    assert driver.snapshots[-1].cells_used == 9
+    assert 7 in driver.snapshots[1].dropped
+
+
+def test_a_cancelled_hold_leaves_the_branch_of_another_alone() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [hold(2, 7, range(9)), Cancel(2, held=7), Drop(3, 99)] if report == 1 else []
+    driver.run(hold(1, 7, range(9)))
+    assert isinstance(driver.error(2), Conflict)
+    assert driver.snapshots[-1].cells_used == 9
+
+
+def test_dropping_a_branch_ends_the_turn_on_it() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Drop(2, 1)] if report == 3 else []
+    driver.run(answer(1, range(5), 100, Placement(1)))
+    assert isinstance(driver.error(1), Conflict)
+    assert (2, DONE) in driver.events
+    assert driver.snapshots[-1].cells_used == 0
+
+
+def test_an_unknown_command_ends_the_loop() -> None:
+    driver = Driver()
+    driver.inbox.put("jump")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="not a command: 'jump'"):
+        driver.loop.run()
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.integers(1, 12),  # report at which it comes
+        st.integers(0, 3),  # branch
+        st.integers(0, 3),  # source
+        st.integers(1, 40),  # prompt tokens
+        st.integers(1, 12),  # output tokens
+        st.booleans(),  # kept
+        st.integers(0, 30),  # cancelled so many reports later, 0 never
+    ),
+    max_size=14,
+)
+
+
+@settings(deadline=None)
+@given(JOBS, st.integers(40, 200), st.integers(1, 40))
+def test_whatever_comes_and_goes_cells_add_up_and_answers_are_right(
+    jobs: list[tuple[int, int, int, int, int, bool, int]], cells: int, budget: int
+) -> None:
+    driver = Driver(cells=cells)
+    plan = dict[int, list[Command]]()
+    wanted = dict[int, list[int]]()
+    for ticket, (report, branch, source, prompt, output, keep, leave) in enumerate(jobs, 1):
+        tokens = [*range(prompt // 2), *(ticket + n for n in range(prompt - prompt // 2))]
+        placement = Placement(branch, source=source, shared_tokens=prompt, keep=keep)
+        plan.setdefault(report, []).append(answer(ticket, [t % VOCAB for t in tokens], output, placement))
+        wanted[ticket] = expected([t % VOCAB for t in tokens], output)
+        if leave:
+            plan.setdefault(report + leave, []).append(Cancel(ticket))
+    last = max(plan, default=0)
+    drum = 1000
+
+    def at_report(report: int) -> Iterable[Command]:
+        beat = [Drop(drum + report, -5)] if report <= last else []
+        return [*plan.get(report, ()), *beat]
+
+    driver.at_report = at_report
+    driver.run(SetBudget(budget), Drop(drum, -5))
+    left = {command.ticket for commands in plan.values() for command in commands if isinstance(command, Cancel)}
+    for ticket, tokens in wanted.items():
+        said = driver.tokens(ticket)
+        assert said == tokens[: len(said)]
+        if driver.error(ticket) is None and ticket not in left:
+            assert said == tokens
+    assert all(0 <= snapshot.cells_used <= cells for snapshot in driver.snapshots)
