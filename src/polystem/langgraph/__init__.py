@@ -1,1 +1,5 @@
-"""LangChain and LangGraph: a chat model that knows pools and sessions."""
+"""LangChain and LangGraph on a polystem server."""
+
+from polystem.langgraph.chat_model import ChatPolystem
+
+__all__ = ["ChatPolystem"]

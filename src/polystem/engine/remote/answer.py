@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from polystem.messages import Timings, ToolCall, Usage
 
-__all__ = ["Answer", "AnswerReader", "Attach", "Json"]
+__all__ = ["Answer", "AnswerReader", "Attach", "Json", "attach_of", "timings_of"]
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -140,8 +140,8 @@ class AnswerReader:
             ),
             finish_reason=self._finish_reason,
             usage=_usage(self._usage, self._attach),
-            timings=_timings(self._timings),
-            attach=_attach(self._attach),
+            timings=timings_of(self._timings),
+            attach=attach_of(self._attach),
             token_ids=tuple(self._token_ids),
             submitted_s=self._submitted_s,
             opened_s=opened_s,
@@ -164,7 +164,8 @@ def _usage(body: Json | None, attach: Json | None) -> Usage | None:
     )
 
 
-def _timings(body: Json | None) -> Timings | None:
+def timings_of(body: Json | None) -> Timings | None:
+    """The timings block of an answer; None where there is none."""
     if body is None or "predicted_ms" not in body:
         return None
     return Timings(
@@ -174,7 +175,8 @@ def _timings(body: Json | None) -> Timings | None:
     )
 
 
-def _attach(body: Json | None) -> Attach | None:
+def attach_of(body: Json | None) -> Attach | None:
+    """The block that says what became of the named pool; None where there is none."""
     if body is None:
         return None
     pool_id = body.get("pool_id", -1)
