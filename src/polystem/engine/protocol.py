@@ -1,7 +1,7 @@
 """The engine seam: what every engine does, and what one that lends KV cells does besides.
 
-Knows no pool policy, no session, no floor and no HTTP. A *branch* is a token path whose KV cells the engine keeps under an
-id that the caller chose; branches may share cells with the branch they grew from.
+Knows no pool policy, no session, no floor and no HTTP. A *branch* is a token path whose KV cells the engine keeps
+under an id that the caller chose; branches may share cells with the branch they grew from.
 Invariant of `EngineStatistics`: cells_used + cells_free = cells_total, and a shared cell is counted once.
 """
 
@@ -21,8 +21,8 @@ EngineState: TypeAlias = Literal["starting", "ready", "restarting", "failed", "c
 class EngineInfo:
     """What an engine says of itself once it is ready.
 
-    `context_tokens` bounds one request (prompt plus output); `cells_total` and `sequences_total` bound all together and are
-    0 where the engine lends no cells. `settings` and `build` are for people and records.
+    `context_tokens` bounds one request (prompt plus output); `cells_total` and `sequences_total` bound all together
+    and are 0 where the engine lends no cells. `settings` and `build` are for people and records.
     """
 
     model: str
@@ -53,8 +53,8 @@ class EngineStatistics:
     """A snapshot at most one step old; taking it never waits for the decode loop.
 
     `boot` counts the starts of the decode loop (1 is the first). `branch_tokens` maps each kept branch to its length.
-    `steps` holds the most recent samples, oldest first. `overhead_us` is the mean time a step spent outside the kernels,
-    by part: batch, sample, detokenise, ship.
+    `steps` holds the most recent samples, oldest first. `overhead_us` is the mean time a step spent outside the
+    kernels, by part: batch, sample, detokenise, ship.
     """
 
     state: EngineState
@@ -83,11 +83,11 @@ class EngineStatistics:
 class Placement:
     """Where a turn's cells come from and what becomes of them.
 
-    If `branch` exists, its longest common part with the prompt is kept, the rest of it dropped, and the rest of the prompt
-    prefilled. If not, it is opened; with `source`, the first `shared_tokens` cells of that branch are lent to it, or as many
-    of them as agree with the prompt, compared token by token. At least the last prompt token is always prefilled.
-    With `keep` the branch stays after the turn, holding prompt and output; without, or if the turn fails before its prompt
-    was prefilled, it is dropped. A cancelled turn with `keep` stays with what it had.
+    If `branch` exists, its longest common part with the prompt is kept, the rest of it dropped, and the rest of the
+    prompt prefilled. If not, it is opened; with `source`, the first `shared_tokens` cells of that branch are lent to
+    it, or as many of them as agree with the prompt, compared token by token. At least the last prompt token is always
+    prefilled. With `keep` the branch stays after the turn, holding prompt and output (the last token drawn need not
+    be in it); without, or if the turn fails, it is dropped. A cancelled turn with `keep` stays with what it had.
     """
 
     branch: BranchId

@@ -70,6 +70,15 @@ async def test_five_deaths_in_a_row_without_work_are_the_last(running: Running) 
             await ask(engine, greedy("abc"))
 
 
+async def test_signals_that_reach_a_whole_group_do_not_end_the_child(running: Running) -> None:
+    async with running(process="child") as engine:
+        assert engine.process_id is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(engine.process_id, number)
+        await ask(engine, greedy("abc", max_tokens=3))
+        assert engine.statistics().boot == 1
+
+
 async def test_closing_ends_the_child_and_all_turns(small: LlamaSettings) -> None:
     engine = LlamaEngine(replace(small, process="child"))
     await engine.start()

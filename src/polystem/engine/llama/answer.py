@@ -24,7 +24,7 @@ class AnswerReader:
         self._reasoning_tokens = 0
 
     def read(self, events: Sequence[Event]) -> Delta:
-        """One delta for some events of this turn. Raises the error that ended it, if one did."""
+        """One delta for some events of this turn. Raises the error that came alone."""
         last = events[-1]
         if last[1] == ERROR:
             raise error_of(last[2])
@@ -60,6 +60,13 @@ class AnswerReader:
         _, prompt_tokens, drawn, cached, shared, queued_s, prefill_s, decode_s = end
         usage = Usage(prompt_tokens, drawn, cached, shared, self._reasoning_tokens)
         return usage, Timings(queued_s, prefill_s, decode_s)
+
+
+def apart(events: list[Event]) -> list[list[Event]]:
+    """The events in groups for one delta each: an error comes alone, after what was said before it."""
+    if len(events) > 1 and events[-1][1] == ERROR:
+        return [events[:-1], events[-1:]]
+    return [events]
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

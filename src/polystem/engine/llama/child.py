@@ -1,7 +1,8 @@
 """The engine's child process: `python -m polystem.engine.llama.child FD`, where FD is its end of a socket pair.
 
 The first message is the pickled settings, all others are commands. It never outlives its parent: a closed socket ends
-it at once, in the middle of a decode too, and on Linux the kernel does so besides.
+it at once, in the middle of a decode too, and on Linux the kernel does so besides. It ignores SIGINT and SIGTERM,
+which reach whole process groups.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(socket_fd: int) -> None:
     """Serves one boot of the engine over the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # both can reach a whole group; the parent drains, then ends us
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
     connection = Connection(socket_fd)
     settings: LlamaSettings = pickle.loads(connection.recv_bytes())

@@ -15,7 +15,7 @@ from typing import Literal
 
 from polystem.clock import Clock, SystemClock
 from polystem.engine.constraint import Grammar, grammar_for
-from polystem.engine.llama.answer import AnswerReader
+from polystem.engine.llama.answer import AnswerReader, apart
 from polystem.engine.llama.boots import BootKeeper
 from polystem.engine.llama.encoder import PromptEncoder
 from polystem.engine.llama.gauges import Gauges
@@ -188,9 +188,10 @@ class LlamaEngine:
         )
         try:
             while not over:
-                delta = reader.read(await ticket.take())
-                over = delta.finish_reason is not None
-                yield delta
+                for events in apart(await ticket.take()):
+                    delta = reader.read(events)
+                    over = delta.finish_reason is not None
+                    yield delta
         finally:
             self._desk.close(ticket)
             if not over:

@@ -199,8 +199,10 @@ class DecodeLoop:
 
     def _plan(self) -> StepPlan[Stream]:
         streams = list(self._streams.values())
-        decodes = any(not stream.prefill_left for stream in streams)
-        budget = min(self._budget_tokens, self._chunk_tokens) if decodes else self._chunk_tokens
+        decoding = sum(not stream.prefill_left for stream in streams)
+        budget = self._chunk_tokens
+        if decoding:  # rows beyond a chunk would cost one more pass over the weights
+            budget = min(self._budget_tokens, max(1, self._chunk_tokens - decoding))
         plan = plan_step(streams, free_cells=self._cells.cells_free, budget_tokens=budget)
         self._waiting = len(plan.waiting)
         return plan

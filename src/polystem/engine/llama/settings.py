@@ -82,7 +82,7 @@ class LlamaSettings:
 
     @property
     def decode_threads(self) -> int:
-        """Threads of a decode step. OpenMP threads spin, so larger machines keep one core free for the server."""
+        """Threads of a stream that decodes alone. They spin, so larger machines keep one core free for the server."""
         if self.threads is not None:
             return self.threads
         cores = this_machine().usable_cores
@@ -90,7 +90,7 @@ class LlamaSettings:
 
     @property
     def prefill_threads(self) -> int:
-        """Threads of a step that prefills."""
+        """Threads of a pass over more than one token: a prefill, or several streams that decode together."""
         return self.threads_batch or self.decode_threads
 
     @property
