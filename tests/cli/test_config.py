@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def test_an_unknown_variable_is_named_with_its_neighbours(model: str) -> None:
         ("cells = ", "is not TOML"),
         ("log_level = 'loud'", "log_level 'loud' is unknown"),
         ("cells = 1", "must be between"),
+        ("tool_format = 'xml'", "tool_format 'xml' is unknown; give one of hermes"),
         ("port = 70000", "port 70000 is out of range"),
     ],
 )
@@ -122,6 +124,13 @@ def test_a_value_that_does_not_fit_is_named(model: str, tmp_path: Path, text: st
     with pytest.raises(ConfigError) as caught:
         read({"model": model}, file=toml(tmp_path, text))
     assert message in caught.value.message
+
+
+def test_a_chat_template_is_read_from_its_file(model: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    command = read({"model": model, "chat_template_file": str(template), "tool_format": "hermes"})
+    assert (command.engine.chat_template, command.engine.tool_format) == ("{{ messages }}", "hermes")
 
 
 def test_a_word_that_is_no_number_is_refused_from_the_environment(model: str) -> None:
@@ -149,3 +158,19 @@ def test_every_setting_fills_a_field_that_its_unit_has() -> None:
     for setting in SETTINGS:
         if setting.unit in units:
             assert setting.field in {field.name for field in fields(units[setting.unit])}, setting
+
+
+def test_the_page_shows_every_setting_and_no_other(repository: Path) -> None:
+    page = (repository / "docs" / "configuration.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {setting.name for setting in SETTINGS}
+
+
+def test_the_page_shows_the_defaults_that_hold(repository: Path) -> None:
+    page = (repository / "docs" / "configuration.md").read_text()
+    units = {"engine": LlamaSettings, "fleet": FleetSettings, "serve": ServeSettings}
+    told = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \|", page, re.MULTILINE))
+    for setting in SETTINGS:
+        if setting.unit in units:
+            default = next(each.default for each in fields(units[setting.unit]) if each.name == setting.field)
+            if isinstance(default, str | int | float) and not isinstance(default, bool):
+                assert told[setting.name] == f"{default:g}" if isinstance(default, float) else str(default)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from polystem.engine.llama import LlamaSettings
+from polystem.engine.tools import TOOL_FORMATS
 from polystem.errors import ConfigError
 from polystem.fleet import FleetSettings
 from polystem.serve import ServeSettings
@@ -43,6 +44,7 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting("model", "command", "model", "text"),
     Setting("api_key_file", "command", "api_key_file", "text"),
+    Setting("chat_template_file", "command", "chat_template_file", "text"),
     Setting("log_level", "command", "log_level", "text"),
     Setting("model_name", "engine", "model_name", "text"),
     Setting("cells", "engine", "cells", "whole"),
@@ -57,6 +59,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cache_type_k", "engine", "cache_type_k", "text"),
     Setting("cache_type_v", "engine", "cache_type_v", "text"),
     Setting("gpu_layers", "engine", "gpu_layers", "whole"),
+    Setting("tool_format", "engine", "tool_format", "text"),
     Setting("auto_pool", "fleet", "auto_pool", "switch"),
     Setting("auto_pool_min_tokens", "fleet", "auto_pool_min_tokens", "whole"),
     Setting("growth_reserve_tokens", "fleet", "growth_reserve_tokens", "whole"),
@@ -101,11 +104,14 @@ def _command_of(found: Mapping[str, Value]) -> ServeCommand:
     for name, value in found.items():
         setting = BY_NAME[name]
         by_unit[setting.unit][setting.field] = tuple(value) if isinstance(value, list) else value
-    command, serve = by_unit["command"], by_unit["serve"]
+    command, engine, serve = by_unit["command"], by_unit["engine"], by_unit["serve"]
     if "api_key_file" in command:
         serve["api_keys"] = (*serve.get("api_keys", ()), *_keys_in(Path(command["api_key_file"])))
+    if "chat_template_file" in command:
+        engine["chat_template"] = _text_of(Path(command["chat_template_file"]), "chat template file")
+    _check_tool_format(engine.get("tool_format"))
     return ServeCommand(
-        engine=LlamaSettings(model_path=model_path(command.get("model", BUNDLED_MODEL)), **by_unit["engine"]),
+        engine=LlamaSettings(model_path=model_path(command.get("model", BUNDLED_MODEL)), **engine),
         fleet=FleetSettings(**by_unit["fleet"]),
         serve=ServeSettings(**serve),
         log_level=_log_level(command.get("log_level", "warning")),
@@ -122,6 +128,13 @@ def model_path(model: str) -> Path:
             f"model file '{model}' does not exist", hint="give the path of a GGUF file, or 'bundled'", param="model"
         )
     return path
+
+
+def _check_tool_format(tool_format: str | None) -> None:
+    if tool_format is not None and tool_format not in TOOL_FORMATS:
+        raise ConfigError(
+            f"tool_format '{tool_format}' is unknown; give one of {', '.join(TOOL_FORMATS)}", param="tool_format"
+        )
 
 
 def _log_level(level: str) -> str:

@@ -12,6 +12,7 @@ import typer
 from polystem.cli.config import BUNDLED_MODEL, ServeCommand, read_serve_command
 from polystem.clock import SystemClock
 from polystem.engine.llama import LlamaEngine
+from polystem.engine.tools import TOOL_FORMATS
 from polystem.fleet import Fleet
 from polystem.serve.server import run_server
 
@@ -50,6 +51,12 @@ ContextFlag = Annotated[
 ]
 SequencesFlag = Annotated[int | None, typer.Option(help="Most pools and sessions at once, up to 256. [default: 64]")]
 ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step. [default: by cores]")]
+TemplateFlag = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Chat template (jinja2). [default: the one in the model file]")
+]
+ToolFormatFlag = Annotated[
+    str | None, typer.Option(metavar="NAME", help=f"{', '.join(TOOL_FORMATS)}. [default: by the chat template]")
+]
 AutoPoolFlag = Annotated[
     bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
 ]
@@ -79,6 +86,8 @@ def serve(
     context: ContextFlag = None,
     sequences: SequencesFlag = None,
     threads: ThreadsFlag = None,
+    chat_template_file: TemplateFlag = None,
+    tool_format: ToolFormatFlag = None,
     auto_pool: AutoPoolFlag = None,
     api_key: KeyFlag = None,
     api_key_file: KeyFileFlag = None,
