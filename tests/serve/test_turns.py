@@ -125,6 +125,19 @@ async def test_a_client_that_leaves_while_it_waits_for_cells_waits_no_longer() -
         await first.task
 
 
+async def test_a_client_that_leaves_while_its_pool_is_built_leaves_no_pool() -> None:
+    clock = VirtualClock()
+    async with serving(clock=clock, step_cost=second) as served:
+        call = AsgiCall(served.app, "/polykv/pools", {"prompt": "word " * 400})
+        await until(lambda: served.engine.statistics().prefilling > 0)
+        call.leave()
+        while not call.task.done():
+            await clock.advance(1)
+        assert served.fleet.pools() == ()
+        assert nothing_is_held(served)
+        assert await metric(served, 'polystem_http_requests_total{route="/polykv/pools",status="499"}') == 1
+
+
 async def test_a_whole_answer_over_its_time_limit_is_504_and_frees_its_sequence() -> None:
     clock = VirtualClock()
     settings = ServeSettings(request_timeout_s=5)

@@ -12,12 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polystem.errors import BodyTooLarge, PolystemError, Unauthorized
-from polystem.serve.errors import error_response, status_of
+from polystem.serve.errors import CLIENT_LEFT_STATUS, error_response, status_of
 from polystem.serve.metrics import Metrics
 from polystem.serve.settings import ServeSettings
 
 OPEN_PATHS = frozenset({"/health"})
-CLIENT_LEFT_STATUS = 499
 
 
 class Door:

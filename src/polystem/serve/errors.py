@@ -33,6 +33,7 @@ from polystem.errors import (
     Unauthorized,
     Unavailable,
 )
+from polystem.serve.bounded import ClientLeft
 from polystem.serve.validation import bad_request_of
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ STATUS_OF: Mapping[type[PolystemError], tuple[int, str]] = {
     Unavailable: (503, "unavailable_error"),
     RequestTimeout: (504, "timeout_error"),
 }
+CLIENT_LEFT_STATUS = 499
 HTTP_TYPE_OF: Mapping[int, str] = {404: "not_found_error", 405: "method_not_allowed_error"}
 
 
@@ -106,6 +108,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PolystemError, _of_polystem)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(ClientLeft, _of_leaving)
     app.add_exception_handler(Exception, _of_anything)
 
 
@@ -129,6 +132,11 @@ async def _of_http(request: Request, exc: Exception) -> Response:
         message = f"nothing is served at {request.method} {request.url.path}; GET /openapi.json lists what is"
     body = {"error": {"message": message, "type": kind, "param": None, "code": exc.status_code}}
     return json_response(body, status=exc.status_code, headers=exc.headers)
+
+
+async def _of_leaving(_: Request, exc: Exception) -> Response:
+    """Nobody reads this; the status is for the metrics."""
+    return Response(status_code=CLIENT_LEFT_STATUS)
 
 
 async def _of_anything(_: Request, exc: Exception) -> Response:

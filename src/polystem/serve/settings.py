@@ -19,7 +19,7 @@ class ServeSettings:
     """How the server listens and what it lets in.
 
     `api_keys` empty lets everybody in, which is allowed on loopback only. `model_aliases` are names a client may send
-    besides the engine's own. `request_timeout_s` bounds one request from its first byte read to its last byte written;
+    besides the engine's own. `request_timeout_s` bounds one request, from its body being read to its last byte;
     `drain_grace_s` is how long running turns may go on after SIGTERM. Raises ConfigError.
     """
 
