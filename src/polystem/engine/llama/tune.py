@@ -177,9 +177,9 @@ def _questions(cores: int, workload: Workload) -> tuple[_Question, ...]:
     return (
         _Question("weight repacking", _repackings, both),
         _Question("flash attention", _attentions, both),
-        _Question("threads that decode", lambda trial: _threads(trial, cores), {"decode": 1.0}),
+        _Question("threads, decode", lambda trial: _threads(trial, cores), {"decode": 1.0}),
         _Question("KV cache", _cache_types, both),
-        _Question("threads that prefill", lambda trial: _prefill_threads(trial, cores), {"prefill": 1.0}),
+        _Question("threads, prefill", lambda trial: _prefill_threads(trial, cores), {"prefill": 1.0}),
         _Question("micro-batch", _micro_batches, {"prefill": 1.0}),
     )
 
@@ -216,7 +216,7 @@ def _cache_types(trial: Trial) -> Mapping[str, Trial]:
     return {
         "f16": replace(trial, cache_type_k="f16", cache_type_v="f16"),
         "f32": replace(trial, cache_type_k="f32", cache_type_v="f32"),
-        f"q8_0 keys, {values} values": replace(trial, cache_type_k="q8_0", cache_type_v=values),
+        f"q8_0/{values}": replace(trial, cache_type_k="q8_0", cache_type_v=values),
     }
 
 
@@ -238,11 +238,15 @@ class _Counter:
 
 
 def _runs(question: _Question, trial: Trial, workload: Workload) -> int:
-    return len(question.options(trial)) * len(question.weights) * workload.rounds
+    options = len(question.options(trial))
+    return options * len(question.weights) * workload.rounds if options > 1 else 0
 
 
 def _ask(question: _Question, trial: Trial, bench: Bench, workload: Workload, counter: _Counter) -> Answer:
     trials = question.options(trial)
+    if len(trials) == 1:
+        only = Option(next(iter(trials)), trial)
+        return Answer(question.name, (only,), only, "there is no other")
     seconds: dict[str, dict[Measure, list[float]]] = {
         label: {what: [] for what in question.weights} for label in trials
     }
