@@ -28,6 +28,11 @@ class Dropper:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    @property
+    def busy(self) -> bool:
+        """Whether cells that the ledger calls free may still be taken in the engine."""
+        return bool(self._tasks)
+
     async def settled(self) -> None:
         """Returns when no drop is under way."""
         while self._tasks:

@@ -160,7 +160,9 @@ class Fleet:
         turn.seated_at = self._clock.now_s()
         async with aclosing(self.engine.generate(turn.request, turn.prompt, placement)) as deltas:
             async for delta in deltas:
-                turn.prefilled.set()
+                if not turn.prefilled.is_set():
+                    account.tokens = max(account.shared_tokens, turn.kept_tokens)
+                    turn.prefilled.set()
                 turn.output.extend(delta.tokens)
                 self._grow(turn)
                 turn.push(delta if delta.finish_reason is None else self._closing(turn, delta))
@@ -201,9 +203,9 @@ class Fleet:
         if session is None or session.closed or length is None:
             await self._drop(account)
             return
-        session.path = turn.path.grown(turn.output)
+        session.path = turn.certain_path()
         account.running, account.booked_cells = False, 0
-        account.trim(min(length, len(session.path)))
+        account.trim(length)
         account.last_used_at = session.last_used_at = self._clock.now_s()
 
     async def _drop(self, account: Account) -> None:
@@ -335,13 +337,16 @@ class Fleet:
         )
 
     def check_integrity(self) -> None:
-        """Fails where the ledger contradicts itself or, when nothing runs, the engine."""
+        """Fails where the ledger contradicts itself or the engine: nothing is in the cache that was not booked, and what
+        the ledger holds is what the cache holds, when nothing runs."""
         self._ledger.check_integrity()
         engine = self.engine.statistics()
-        if self._turns or engine.boot != self._boot:
+        if self._dropper.busy or engine.boot != self._boot or engine.state != "ready":
             return
-        assert self._ledger.held_cells == engine.cells_used, (self._ledger.held_cells, engine.cells_used)
-        assert self._ledger.sequences_held == engine.sequences_used
+        assert engine.cells_used <= self._ledger.cells_total - self._ledger.bookable().cells
+        if not self._turns and all(pool.state != "building" for pool in self._ledger.tree.listed()):
+            assert engine.cells_used == self._ledger.held_cells
+            assert engine.sequences_used == self._ledger.sequences_held
 
     def _count_cells(self, engine: EngineStatistics) -> CellCount:
         pool = min(self._ledger.pool_cells, engine.cells_used)
@@ -396,12 +401,14 @@ class Fleet:
 
     async def _watch_engine(self) -> None:
         """Rebuilds the pools after each restart of the engine, until it gives up."""
+        served_boot = self._boot
         while True:
             try:
-                await self.engine.wait_restart(self._boot)
+                boot = await self.engine.wait_restart(served_boot)
                 self._notice_restart()
                 self._apply_budget()
                 await self._keeper.rebuild()
+                served_boot = boot
             except (EngineDied, EngineRestarting):
                 continue
             except PolystemError as error:

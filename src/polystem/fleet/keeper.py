@@ -20,6 +20,9 @@ from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath
 
 T = TypeVar("T")
 
+DEATHS_MAX = 2
+"""A pool whose rebuilding ends the engine this often is given up: it may be what ends it."""
+
 
 class PoolKeeper:
     """Keeps the pools of one engine."""
@@ -106,7 +109,7 @@ class PoolKeeper:
         """The engine has lost every branch: marks all pools as to be rebuilt."""
         self._ledger.forget_branches()
         for pool in self._ledger.tree.listed():
-            if pool.built:
+            if pool.built and pool.died_with < DEATHS_MAX:
                 pool.rebuild(self._new_branch())
 
     async def rebuild(self) -> None:
@@ -124,15 +127,22 @@ class PoolKeeper:
             return
         try:
             await self.prefill(pool, pool.parent)
-        except (EngineDied, EngineRestarting):
+        except EngineDied:
+            pool.died_with += 1
+            if pool.died_with >= DEATHS_MAX:
+                self._lose(pool, f"the engine ended {pool.died_with} times while it was being built again")
+            raise
+        except EngineRestarting:
             raise
         except PolystemError as error:
             self._lose(pool, error.message)
         else:
+            pool.died_with = 0
             pool.settle("ready")
             self._tally.add(pools_rebuilt=1)
 
     def _lose(self, pool: Pool, detail: str) -> None:
+        pool.parent, pool.branch_pos = None, 0
         pool.settle("failed", detail)
         self._tally.add(pool_rebuilds_failed=1)
 

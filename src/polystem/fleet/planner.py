@@ -120,6 +120,9 @@ class Planner:
         """
         if not kept or kept < share.tokens:
             return False
+        lender = account.pool
+        if lender is not None and not lender.listed and kept < account.shared_tokens:
+            return False  # a released pool ends where its last borrower does, and this one is about to be cut
         named = self.named_pool(turn)
         moves = named is not None and named.lends and share.tokens == min(len(named), len(turn.path) - 1)
         return not (moves and named not in lineage(account.pool))
@@ -129,7 +132,9 @@ class Planner:
         booked = len(turn.path) + turn.reserve_tokens - shared
 
         def take() -> Sequence[Holder]:
-            account.trim(kept)
+            # The engine cuts the branch when the turn opens; until then the account still answers for its whole length.
+            account.borrow(account.pool, shared)
+            turn.kept_tokens, turn.opens_branch = kept, False
             self._seat(turn, account, booked, Placement(branch=account.branch))
             return ()
 
@@ -137,7 +142,8 @@ class Planner:
             account.running, account.booked_cells = False, 0
 
         spare = frozenset({account.branch})
-        return Booking(room=Room(booked, 0), take=take, undo=undo, own=account.branch, spare=spare)
+        room = Room(max(booked, account.tokens - shared), 0)
+        return Booking(room=room, take=take, undo=undo, own=account.branch, spare=spare)
 
     def _fresh(self, turn: Turn, old: Account | None, share: Share) -> Booking:
         booked = len(turn.path) + turn.reserve_tokens - share.tokens
@@ -148,6 +154,7 @@ class Planner:
                 self._ledger.close(old.branch)
             account = self._ledger.open(branch, self._clock.now_s())
             account.borrow(share.pool, share.tokens)
+            turn.kept_tokens, turn.opens_branch = share.tokens, True
             source = share.pool.branch if share.pool is not None and share.tokens else None
             self._seat(turn, account, booked, Placement(branch, source, share.tokens))
             return () if old is None else (old,)

@@ -156,7 +156,8 @@ class PrefixWatch:
     def _prefilled_tokens(self, flight: Turn) -> int:
         if flight.prefilled.is_set():
             return len(flight.path)
-        assert flight.account is not None
+        if flight.account is None or not flight.opens_branch:
+            return flight.kept_tokens  # the rest of a continued branch may still be of the turn before
         return self._engine.statistics().branch_tokens.get(flight.account.branch, 0)
 
     async def _until_prefilled(self, flight: Turn, tokens: int) -> None:

@@ -48,6 +48,8 @@ class Turn:
         self.account: Account | None = None
         self.placement: Placement | None = None
         self.reserve_tokens = 0
+        self.kept_tokens = 0
+        self.opens_branch = False
         self.output: list[int] = []
         self.prefilled = asyncio.Event()
         self._events: asyncio.Queue[Delta | Exception] = asyncio.Queue()
@@ -67,6 +69,15 @@ class Turn:
         self._first = None
         self._read_to_end = delta.finish_reason is not None
         return delta
+
+    def certain_path(self) -> TokenPath:
+        """The path that the turn's branch is known to hold a prefix of.
+
+        A continuation that ended before its prompt was prefilled may or may not have been cut to it by then.
+        """
+        if self.prefilled.is_set() or self.placement is None or self.opens_branch:
+            return self.path.grown(self.output)
+        return self.path.cut(self.kept_tokens)
 
     # --- for the fleet --------------------------------------------------------------------------------------------
 

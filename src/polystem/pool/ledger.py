@@ -54,7 +54,7 @@ class Account:
         self.booked_cells = max(0, self.booked_cells - moved) if self.running else 0
 
     def trim(self, tokens: int) -> None:
-        """The branch has been cut to `tokens`."""
+        """The branch is now `tokens` long."""
         self.tokens = tokens
         self.borrow(self.pool, min(self.shared_tokens, tokens))
 
@@ -117,21 +117,29 @@ class CellLedger:
 
     def best_case(self, own: BranchId | None, spare: Collection[BranchId], *, running_ends: bool) -> Room:
         """What could be promised if everything that may be dropped were; with `running_ends`, running turns too."""
+        pools = self._staying_pools(spare, running_ends=running_ends)
+        accounts = [
+            account
+            for account in self.accounts.values()
+            if account.branch != own
+            and (account.branch in spare or account.guard.locked() or (account.running and not running_ends))
+        ]
+        kept = {account.branch for account in accounts} | {own}
+        reach = self._reach(lambda account: account.branch in kept, lambda pool: pool in pools)
+        cells = self.cells_total - self.tree.resident_cells(reach) - sum(each.claimed_cells for each in accounts)
+        own_sequences = int(own in self.accounts)
+        return Room(cells, self.sequences_total - len(accounts) - len(pools) - own_sequences)
 
-        def stays(account: Account) -> bool:
-            spared = account.branch in spare or account.guard.locked()
-            return account.branch != own and (spared or (account.running and not running_ends))
-
-        def pool_stays(pool: Pool) -> bool:
-            lent = not running_ends and (self.running_borrowers(pool) > 0 or pool.state == "building")
-            return pool.fixed or pool.branch in spare or lent
-
-        staying = [account for account in self.accounts.values() if stays(account)]
-        pools = [pool for pool in self.tree.listed() if pool_stays(pool) and pool.state != "failed"]
-        reach = self._reach(lambda account: stays(account) or account.branch == own, pool_stays)
-        cells = self.cells_total - self.tree.resident_cells(reach) - sum(each.claimed_cells for each in staying)
-        own_sequence = own is not None and own in self.accounts
-        return Room(cells, self.sequences_total - len(staying) - len(pools) - own_sequence)
+    def _staying_pools(self, spare: Collection[BranchId], *, running_ends: bool) -> set[Pool]:
+        """Pools that nothing but their owner, or the end of what runs, will end; with a child its parent stays."""
+        staying: set[Pool] = set()
+        for pool in reversed(self.tree.nodes):
+            busy = pool.guard.locked() or pool.state == "building" or self.running_borrowers(pool) > 0
+            kept = pool.fixed or pool.branch in spare or (busy and not running_ends)
+            parents = {child.parent for child in staying}
+            if pool.listed and pool.state != "failed" and (kept or pool in parents):
+                staying.add(pool)
+        return staying
 
     def reclaim(self, asked: Room, own: BranchId | None, spare: Collection[BranchId]) -> list[Holder]:
         """Forgets idle branches, least recently used first, then unused ephemeral pools, until `asked` fits.
@@ -164,13 +172,9 @@ class CellLedger:
 
     def oldest_unused_pool(self, spare: Collection[BranchId] = ()) -> Pool | None:
         """The ephemeral pool that was attached longest ago, among those that nothing running needs."""
+        staying = self._staying_pools(spare, running_ends=False)
         unused = [
-            pool
-            for pool in self.tree.listed()
-            if not (pool.fixed or pool.guard.locked() or pool.branch in spare)
-            and pool.lends
-            and not self.running_borrowers(pool)
-            and not self.tree.children(pool)
+            pool for pool in self.tree.listed() if pool.lends and pool not in staying and not self.tree.children(pool)
         ]
         return min(unused, key=lambda pool: pool.last_access_at, default=None)
 

@@ -26,7 +26,11 @@ PoolState: TypeAlias = Literal["building", "ready", "failed"]
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """One shared prefix. `guard` is held while another branch is being cut out of this one."""
+    """One shared prefix.
+
+    `built` says that it has been ready once, `died_with` how often the engine ended while it was being built again.
+    `guard` is held while another branch is being cut out of this one.
+    """
 
     pool_id: int
     branch: BranchId
@@ -44,6 +48,7 @@ class Pool:
     state: PoolState = "building"
     detail: str = ""
     built: bool = False
+    died_with: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     guard: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -69,7 +74,7 @@ class Pool:
         """Marks the pool as lost with the engine that held it; it will be prefilled again into `branch`."""
         self.branch = branch
         self.state, self.detail = "building", ""
-        self.settled = asyncio.Event()
+        self.settled.clear()
 
 
 @dataclass(frozen=True, slots=True)

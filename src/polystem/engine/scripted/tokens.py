@@ -5,12 +5,12 @@ Invariant: detokenize(tokenize(text)) = text for every text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
+from polystem.engine.template import ChatTemplate
 from polystem.errors import BadRequest
-from polystem.messages import Message, Request, Tool
+from polystem.messages import Request
 
 CONTROL_TEXTS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 CHAT_TEMPLATE = (
@@ -34,6 +34,9 @@ class ByteTokens:
     end_token = 256 + CONTROL_TEXTS.index("<|im_end|>")
     call_open_token = 256 + CONTROL_TEXTS.index("<tool_call>")
     call_close_token = 256 + CONTROL_TEXTS.index("</tool_call>")
+
+    def __init__(self) -> None:
+        self._template = ChatTemplate(CHAT_TEMPLATE)
 
     def tokenize(self, text: str, *, parse_special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; control tags are single tokens where `parse_special`."""
@@ -60,33 +63,4 @@ class ByteTokens:
 
     def render(self, request: Request, *, generation_prompt: bool) -> str:
         """The text of a conversation, as `CHAT_TEMPLATE` writes it."""
-        assert request.messages is not None
-        parts = [_tools_text(request.tools)] if request.tools else []
-        parts += [_message_text(message) for message in request.messages]
-        if generation_prompt:
-            parts.append("<|im_start|>assistant\n")
-        return "".join(parts)
-
-
-def _tools_text(tools: Sequence[Tool]) -> str:
-    lines = [json.dumps(_tool_object(tool), ensure_ascii=False) + "\n" for tool in tools]
-    return "<|im_start|>system\n# Tools\n" + "".join(lines) + "<|im_end|>\n"
-
-
-def _tool_object(tool: Tool) -> dict[str, object]:
-    function: dict[str, object] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": dict(tool.parameters),
-    }
-    if tool.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
-
-
-def _message_text(message: Message) -> str:
-    calls = "".join(
-        f'<tool_call>{{"name": {json.dumps(call.name)}, "arguments": {call.arguments_json}}}</tool_call>'
-        for call in message.tool_calls
-    )
-    return f"<|im_start|>{message.role}\n{message.content}{calls}<|im_end|>\n"
+        return self._template.render(request, generation_prompt=generation_prompt)
