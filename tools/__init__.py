@@ -1,0 +1,1 @@
+"""Scripts of the house: the set-up, and the pages of docs/ that are generated."""
