@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 import orjson
@@ -13,11 +13,23 @@ AsgiMessage: TypeAlias = MutableMapping[str, Any]
 
 
 class AsgiCall:
-    """A request whose answer is read piece by piece; `leave` closes the connection."""
+    """A request whose answer is read piece by piece.
 
-    def __init__(self, app: ASGIApp, path: str, body: Any, *, pieces: Sequence[bytes] | None = None) -> None:
+    `watch` sees each piece at the moment it is sent; `leave` closes the connection.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str,
+        body: Any,
+        *,
+        pieces: Sequence[bytes] | None = None,
+        watch: Callable[[AsgiMessage], None] | None = None,
+    ) -> None:
         parts = [orjson.dumps(body)] if pieces is None else list(pieces)
         self._incoming: asyncio.Queue[AsgiMessage] = asyncio.Queue()
+        self._watch = watch
         self._outgoing: asyncio.Queue[AsgiMessage] = asyncio.Queue()
         for index, part in enumerate(parts):
             more = index < len(parts) - 1
@@ -42,6 +54,8 @@ class AsgiCall:
         await app(scope, self._incoming.get, self._put)
 
     async def _put(self, message: AsgiMessage) -> None:
+        if self._watch is not None:
+            self._watch(message)
         await self._outgoing.put(message)
 
     async def next(self) -> AsgiMessage:

@@ -12,7 +12,7 @@ from polystem.clock import VirtualClock
 from polystem.engine.scripted import Answer, ScriptedSettings
 from polystem.errors import EngineDied, Saturated
 from polystem.serve import ServeSettings
-from tests.serve.asgi_call import AsgiCall
+from tests.serve.asgi_call import AsgiCall, AsgiMessage
 from tests.serve.served import Served, serving, until
 
 pytestmark = pytest.mark.anyio
@@ -166,13 +166,16 @@ async def test_a_stream_over_its_time_limit_ends_with_an_error_event() -> None:
     assert "[DONE]" not in text
 
 
-async def test_what_a_turn_held_is_free_when_its_last_bytes_arrive() -> None:
+async def test_what_a_turn_held_is_free_when_its_last_bytes_are_sent() -> None:
     async with serving(Answer("Hi")) as served:
-        call = AsgiCall(served.app, CHAT, chat_body(stream=True))
-        while b"[DONE]" not in await call.next_body():
-            pass
-        assert nothing_is_held(served)
-        await call.task
+        free_at: dict[str, bool] = {}
+
+        def watch(message: AsgiMessage) -> None:
+            last = b"[DONE]" in message.get("body", b"")
+            free_at["the end" if last else "the start"] = nothing_is_held(served)
+
+        await AsgiCall(served.app, CHAT, chat_body(stream=True), watch=watch).task
+    assert free_at == {"the start": False, "the end": True}
 
 
 async def test_a_named_pool_is_told_at_the_end_streamed_or_whole() -> None:
