@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polystem.engine.llama.sampling import Row, Sampler, raw_logprobs
+from polystem.engine.llama.sampling import Row, Sampler, pick, raw_logprobs
 from polystem.messages import Sampling
 
 
@@ -33,6 +33,15 @@ def test_temperature_zero_takes_the_most_likely() -> None:
 def test_draws_follow_the_distribution() -> None:
     counts = drawn(Sampling(), FLAT, 4000)
     assert [counts[token] / 4000 for token in range(4)] == pytest.approx([0.4, 0.3, 0.2, 0.1], abs=0.03)
+
+
+def test_a_draw_finds_each_of_many_tokens_at_its_place() -> None:
+    weights = np.ones(1000, np.float32)
+    weights[::3] = 0
+    live = np.flatnonzero(weights)
+    assert [pick(weights, (place + 0.5) / len(live)) for place in range(len(live))] == live.tolist()
+    assert pick(weights, 0.0) == live[0]
+    assert pick(weights, float(np.nextafter(1.0, 0.0))) == live[-1]
 
 
 def test_temperature_sharpens_and_flattens() -> None:

@@ -68,6 +68,10 @@ def test_shares_use_the_budget_up_and_never_favour_the_larger_want(wants: list[i
     assert all(share >= level - 1 or share == want for share, want in zip(shares, wants, strict=True))
 
 
+def test_a_short_budget_goes_to_the_small_wants_first() -> None:
+    assert fair_shares([9, 5, 9, 7], 2) == [0, 1, 0, 1]
+
+
 def test_a_plan_without_room_gives_up_prompts_first_then_the_newest_streams() -> None:
     old, new, prompt, other = Job(0), Job(0), Job(9), Job(9)
     plan: StepPlan[Job] = StepPlan([old, new], [(prompt, 9), (other, 9)], [])

@@ -22,7 +22,7 @@ class CellMap:
         self.cells_used = 0
         self._owners: npt.NDArray[np.int16] = np.zeros(physical_cells, np.int16)
         self._paths: dict[int, list[int]] = {}
-        self._head = 0
+        self._head = 0  # no cell below is free
         self._top = 0  # one past the highest used cell
 
     @property
@@ -52,15 +52,14 @@ class CellMap:
             self._paths.setdefault(sequence, []).append(cell)
 
     def _find(self, count: int) -> npt.NDArray[np.intp]:
-        """llama.cpp's `find_slot` for a unified buffer: the next free cells from the head on, wrapping once."""
+        """The lowest free cells, in order.
+
+        llama.cpp looks on from its head; since it moves the head back to what is freed below it, none below is free.
+        """
         head = self._head
-        if head > self.cells_used + 2 * count:
-            head = 0
-        if head + count <= len(self._owners) and not self._owners[head : head + count].any():
+        if not self._owners[head : head + count].any():
             return np.arange(head, head + count)
-        free = np.flatnonzero(self._owners == 0)
-        first = int(np.searchsorted(free, head))
-        return np.concatenate([free[first : first + count], free[: max(0, count - (len(free) - first))]])
+        return head + np.flatnonzero(self._owners[head:] == 0)[:count]
 
     def lend(self, source: int, target: int, tokens: int) -> None:
         """Gives the first `tokens` cells of `source` to the empty sequence `target` as well."""

@@ -86,8 +86,8 @@ class Sampler:
         weights = np.exp(scaled, out=scaled)
         kept = self._kept(weights)
         if kept is None:
-            return _pick(weights, self._random.random())
-        return int(kept[_pick(weights[kept], self._random.random())])
+            return pick(weights, self._random.random())
+        return int(kept[pick(weights[kept], self._random.random())])
 
     def _kept(self, weights: Row) -> Tokens | None:
         """The tokens that min_p, top_k and top_p leave, None for all. The largest weight is 1."""
@@ -128,7 +128,7 @@ def _nucleus(weights: Row, among: Tokens | None, share: float) -> Tokens:
     return best[: int(np.searchsorted(ends, needed, side="left")) + 1]
 
 
-def _pick(weights: Row, at: float) -> int:
+def pick(weights: Row, at: float) -> int:
     """The index under point `at` (0 to 1) of the weights laid end to end; one of weight 0 is never picked.
 
     Looks for the block first, then within it: adding up single weights in order is slow, adding up blocks is not.
