@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import typer
 
 from polystem import __version__
-from polystem.cli import courier, model, report, serve, tune
+from polystem.cli import courier, doctor, model, report, serve, tune
 from polystem.cli.errors import exit_code_of, tell_error
 from polystem.errors import PolystemError
 
@@ -24,7 +24,7 @@ class Command(Protocol):
     def register(self, app: typer.Typer) -> None: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, courier, report, tune, model)
+COMMANDS: tuple[Command, ...] = (serve, courier, report, doctor, tune, model)
 
 
 def build_cli() -> typer.Typer:

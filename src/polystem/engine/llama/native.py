@@ -97,7 +97,19 @@ def library_build() -> str:
     open_library()
     features = _ll.llama_print_system_info().decode("utf-8", "replace")
     names = [part.split("=")[0].strip() for part in features.replace("CPU :", "").split("|") if "= 1" in part]
-    return f"llama-cpp-python {_package.__version__} ({' '.join(names)})"
+    return f"llama-cpp-python {_package.__version__}, {_ggml_version()} ({' '.join(names)})"
+
+
+def _ggml_version() -> str:
+    """Version and commit of the kernels; libraries from before they told it are of an unknown one."""
+    told: list[str] = []
+    for name in ("ggml_version", "ggml_commit"):
+        function = getattr(_ll._lib, name, None)
+        if function is None:
+            return "ggml of unknown version"
+        function.restype = ctypes.c_char_p
+        told.append(function().decode("utf-8", "replace"))
+    return f"ggml {' '.join(told)}"
 
 
 @dataclass(frozen=True, slots=True)
