@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import BadRequest, Conflict, Draining, EngineDied, EngineRestarting, PolystemError
+from polystem.errors import BadRequest, ConfigError, Conflict, Draining, EngineRestarting
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.gate import Booking, CellGate, Drop, Gate
 from polystem.fleet.keeper import PoolKeeper
@@ -25,6 +25,7 @@ from polystem.fleet.prefixes import PrefixWatch
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
+from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.turn import Turn
 from polystem.messages import Delta, JsonObject, Message, Request, Timings, Tool
 from polystem.pool import Account, CellLedger, Pool, PoolView, TokenPath, templated_prefix
@@ -49,41 +50,31 @@ class Fleet:
         make_gate: MakeGate = CellGate,
     ) -> None:
         self.engine = engine
-        self.settings = settings or FleetSettings()
-        self._clock = clock or SystemClock()
-        self._make_gate = make_gate
+        self.settings = settings = settings or FleetSettings()
+        self._clock = clock = clock or SystemClock()
         self._tally = Tally()
         self._turns: set[Turn] = set()
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self._draining = False
-        self._engine_lost = ""
-        self._boot = 0
-        self._supervisor: asyncio.Task[None] | None = None
+        new_branch = partial(next, count(1))
+        self._ledger = ledger = CellLedger()
+        self._dropper = Dropper(engine)
+        self._gate = gate = make_gate(ledger, self._dropper)
+        self._sessions = sessions = Sessions(ledger, settings.remembered_sessions)
+        self._planner = planner = Planner(ledger, sessions, settings, clock, new_branch)
+        self._keeper = keeper = PoolKeeper(engine, clock, ledger, gate, self._dropper, self._tally, new_branch)
+        self._prefixes = PrefixWatch(engine, clock, settings, ledger, sessions, planner, keeper)
+        self._supervisor = Supervisor(engine, keeper, settings, self._tally)
 
     async def start(self) -> None:
         """Starts the engine; returns when turns can be served. Raises SetupError."""
         await self.engine.start()
         info = self.engine.info
         if not info.cells_total or not info.sequences_total:
-            raise BadRequest(f"engine '{info.build}' lends no cells; a fleet needs one that does")
-        branches = count(1)
-        self._ledger = CellLedger(info.cells_total, info.sequences_total)
-        self._dropper = Dropper(self.engine)
-        self._gate = self._make_gate(self._ledger, self._dropper)
-        self._sessions = Sessions(self._ledger, self.settings.remembered_sessions)
-        self._planner = Planner(
-            self._ledger, self._sessions, self.settings, self._clock, info.context_tokens, partial(next, branches)
-        )
-        self._keeper = PoolKeeper(
-            self.engine, self._clock, self._ledger, self._gate, self._dropper, self._tally, partial(next, branches)
-        )
-        self._prefixes = PrefixWatch(
-            self.engine, self._clock, self.settings, self._ledger, self._sessions, self._planner, self._keeper
-        )
-        self._boot = self.engine.statistics().boot
-        self._apply_budget()
-        self._supervisor = asyncio.create_task(self._watch_engine(), name="fleet-supervisor")
+            raise ConfigError(f"engine '{info.build}' lends no cells; a fleet needs one that does")
+        self._ledger.cells_total, self._ledger.sequences_total = info.cells_total, info.sequences_total
+        self._supervisor.start()
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +90,7 @@ class Fleet:
         prompt = await self.engine.encode(request)
         self._check_open()
         turn = Turn(request, prompt, self._clock.now_s())
-        self._planner.check_context(turn)
+        self._planner.check_context(turn, self.engine.info.context_tokens)
         self._begin(turn)
         try:
             await turn.opened()
@@ -130,7 +121,7 @@ class Fleet:
 
     async def _through_the_lanes(self, turn: Turn) -> None:
         async with self._lane(turn) as turn.session:
-            self._notice_restart()
+            self._supervisor.notice()
             with self._prefixes.present(turn):
                 await self._prefixes.settle(turn)
                 async with await self._gate.admit(partial(self._bookings, turn)) as lease:
@@ -147,14 +138,14 @@ class Fleet:
         return self._sessions.entered(session_id, turn.begun_at, wait=self.settings.second_turn == "wait")
 
     def _bookings(self, turn: Turn) -> Sequence[Booking]:
-        self._notice_restart()
+        self._supervisor.notice()
         return self._planner.bookings(turn)
 
     async def _generate(self, turn: Turn) -> None:
         account, placement = turn.account, turn.placement
         assert account is not None
         async with account.guard:
-            self._notice_restart()
+            self._supervisor.notice()
         if turn.epoch != self._ledger.epoch:
             raise EngineRestarting("it ended before the turn began")
         turn.seated_at = self._clock.now_s()
@@ -195,7 +186,7 @@ class Fleet:
         assert account is not None
         if not turn.complete:
             await self._refresh()
-        self._notice_restart()
+        self._supervisor.notice()
         length = self.engine.statistics().branch_tokens.get(account.branch)
         if turn.epoch != self._ledger.epoch:
             return
@@ -278,8 +269,8 @@ class Fleet:
         path = await self._pool_path(tokens, prompt, messages, tools, template_args or {})
         if expect_tokens is not None and expect_tokens != len(path):
             raise BadRequest(f"the prefix has {len(path)} tokens, expect_len says {expect_tokens}", param="expect_len")
-        self._planner.check_pool(path)
-        self._notice_restart()
+        self._planner.check_pool(path, self.engine.info.context_tokens)
+        self._supervisor.notice()
         pool = await self._keeper.create(path, pinned=pin, ephemeral=ephemeral, owner=session_id, shared=shared)
         return self._ledger.view(pool)
 
@@ -333,15 +324,17 @@ class Fleet:
             pools=self.pools(),
             counters=self._tally.now,
             draining=self._draining,
-            engine_lost=self._engine_lost,
+            engine_lost=self._supervisor.lost,
         )
 
     def check_integrity(self) -> None:
-        """Fails where the ledger contradicts itself or the engine: nothing is in the cache that was not booked, and what
-        the ledger holds is what the cache holds, when nothing runs."""
+        """Fails where the ledger contradicts itself or the engine.
+
+        Nothing is in the cache that was not booked; when nothing runs, the cache holds what the ledger says.
+        """
         self._ledger.check_integrity()
         engine = self.engine.statistics()
-        if self._dropper.busy or engine.boot != self._boot or engine.state != "ready":
+        if self._dropper.busy or engine.boot != self._supervisor.boot or engine.state != "ready":
             return
         assert engine.cells_used <= self._ledger.cells_total - self._ledger.bookable().cells
         if not self._turns and all(pool.state != "building" for pool in self._ledger.tree.listed()):
@@ -377,11 +370,9 @@ class Fleet:
     async def aclose(self) -> None:
         """Ends everything. Safe to call twice."""
         self._draining = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait([self._supervisor])
-            await self._end_turns()
-            await self._dropper.settled()
+        await self._supervisor.aclose()
+        await self._end_turns()
+        await self._dropper.settled()
         await self.engine.aclose()
 
     async def _end_turns(self) -> None:
@@ -392,33 +383,3 @@ class Fleet:
     def _check_open(self) -> None:
         if self._draining:
             raise Draining
-
-    def _apply_budget(self) -> None:
-        if self.settings.prefill_budget_tokens is not None:
-            self.engine.set_prefill_budget(self.settings.prefill_budget_tokens)
-
-    # --- restarts -------------------------------------------------------------------------------------------------
-
-    async def _watch_engine(self) -> None:
-        """Rebuilds the pools after each restart of the engine, until it gives up."""
-        served_boot = self._boot
-        while True:
-            try:
-                boot = await self.engine.wait_restart(served_boot)
-                self._notice_restart()
-                self._apply_budget()
-                await self._keeper.rebuild()
-                served_boot = boot
-            except (EngineDied, EngineRestarting):
-                continue
-            except PolystemError as error:
-                self._engine_lost = error.message
-                return
-
-    def _notice_restart(self) -> None:
-        """Where the engine has started again, forgets all branches before anybody relies on one."""
-        boot = self.engine.statistics().boot
-        if boot > self._boot:
-            self._boot = boot
-            self._tally.add(engine_restarts=1)
-            self._keeper.forget()

@@ -36,30 +36,28 @@ class Planner:
         sessions: Sessions,
         settings: FleetSettings,
         clock: Clock,
-        context_tokens: int,
         new_branch: Callable[[], BranchId],
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
-        self._context_tokens = context_tokens
         self._new_branch = new_branch
 
-    def check_context(self, turn: Turn) -> None:
+    def check_context(self, turn: Turn, context_tokens: int) -> None:
         """Raises ContextOverflow where prompt and output cannot fit the context; sets the output reserve."""
         prompt_tokens, max_tokens = len(turn.path), turn.request.max_tokens
-        if prompt_tokens + (1 if max_tokens is None else max_tokens) > self._context_tokens:
+        if prompt_tokens + (1 if max_tokens is None else max_tokens) > context_tokens:
             raise ContextOverflow(
-                prompt_tokens=prompt_tokens, output_tokens=max_tokens or 0, context_tokens=self._context_tokens
+                prompt_tokens=prompt_tokens, output_tokens=max_tokens or 0, context_tokens=context_tokens
             )
-        room = self._context_tokens - prompt_tokens
+        room = turn.output_limit_tokens = context_tokens - prompt_tokens
         turn.reserve_tokens = min(self._settings.growth_reserve_tokens, room) if max_tokens is None else max_tokens
 
-    def check_pool(self, path: TokenPath) -> None:
+    def check_pool(self, path: TokenPath, context_tokens: int) -> None:
         """Raises ContextOverflow where no prompt could be longer than the pool."""
-        if len(path) >= self._context_tokens:
-            raise ContextOverflow(prompt_tokens=len(path), context_tokens=self._context_tokens)
+        if len(path) >= context_tokens:
+            raise ContextOverflow(prompt_tokens=len(path), context_tokens=context_tokens)
 
     def named_pool(self, turn: Turn) -> Pool | None:
         """The pool that the request names, if it exists."""
@@ -89,10 +87,9 @@ class Planner:
     def growth(self, turn: Turn) -> Booking | None:
         """The next step of a turn without max_tokens, None while its reserve is wide enough."""
         step = self._settings.growth_reserve_tokens // 2
-        most = self._context_tokens - len(turn.path)
         if turn.request.max_tokens is not None or len(turn.output) + step < turn.reserve_tokens:
             return None
-        more = min(step, most - turn.reserve_tokens)
+        more = min(step, turn.output_limit_tokens - turn.reserve_tokens)
         account = turn.account
         if more <= 0 or account is None:
             return None

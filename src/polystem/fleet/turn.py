@@ -48,6 +48,7 @@ class Turn:
         self.account: Account | None = None
         self.placement: Placement | None = None
         self.reserve_tokens = 0
+        self.output_limit_tokens = 0
         self.kept_tokens = 0
         self.opens_branch = False
         self.output: list[int] = []

@@ -76,9 +76,12 @@ class Room:
 
 
 class CellLedger:
-    """The accounts and pools of one context. `epoch` counts how often the engine has started."""
+    """The accounts and pools of one context. `epoch` counts how often the engine has started.
 
-    def __init__(self, cells_total: int, sequences_total: int) -> None:
+    The totals are 0, so that nothing can be booked, until the engine has told its sizes.
+    """
+
+    def __init__(self, cells_total: int = 0, sequences_total: int = 0) -> None:
         self.cells_total = cells_total
         self.sequences_total = sequences_total
         self.tree = PoolTree()

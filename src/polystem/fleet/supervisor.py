@@ -1,0 +1,69 @@
+"""Watches the engine for restarts.
+
+After one, no branch exists: sessions have lost their cells (not their transcripts), and pools are prefilled again under
+their ids. Requests that name a pool wait for it.
+Invariant: nobody relies on a branch of an earlier boot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from polystem.engine.protocol import CellEngine
+from polystem.errors import EngineDied, EngineRestarting, PolystemError
+from polystem.fleet.keeper import PoolKeeper
+from polystem.fleet.settings import FleetSettings
+from polystem.fleet.statistics import Tally
+
+
+class Supervisor:
+    """Follows one engine from boot to boot. `lost` says why there will be no further boot."""
+
+    def __init__(self, engine: CellEngine, keeper: PoolKeeper, settings: FleetSettings, tally: Tally) -> None:
+        self._engine = engine
+        self._keeper = keeper
+        self._settings = settings
+        self._tally = tally
+        self._task: asyncio.Task[None] | None = None
+        self.boot = 0
+        self.lost = ""
+
+    def start(self) -> None:
+        """Begins to watch an engine that has just become ready."""
+        self.boot = self._engine.statistics().boot
+        self._apply_budget()
+        self._task = asyncio.create_task(self._watch(), name="fleet-supervisor")
+
+    async def aclose(self) -> None:
+        """Stops watching. Safe to call twice, and before `start`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def notice(self) -> None:
+        """Where the engine has started again, forgets all branches before anybody relies on one."""
+        boot = self._engine.statistics().boot
+        if boot > self.boot > 0:
+            self.boot = boot
+            self._tally.add(engine_restarts=1)
+            self._keeper.forget()
+
+    async def _watch(self) -> None:
+        """Rebuilds the pools after each restart, until the engine gives up."""
+        served_boot = self.boot
+        while True:
+            try:
+                boot = await self._engine.wait_restart(served_boot)
+                self.notice()
+                self._apply_budget()
+                await self._keeper.rebuild()
+                served_boot = boot
+            except (EngineDied, EngineRestarting):
+                continue
+            except PolystemError as error:
+                self.lost = error.message
+                return
+
+    def _apply_budget(self) -> None:
+        if self._settings.prefill_budget_tokens is not None:
+            self._engine.set_prefill_budget(self._settings.prefill_budget_tokens)
