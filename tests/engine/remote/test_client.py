@@ -94,6 +94,7 @@ async def test_a_refusal_that_is_no_json_is_quoted() -> None:
         (stream(WORD, cut=True), "connection"),
         (stream(b"not json"), "bad_answer"),
         (stream(WORD, b'{"error":{"code":503,"message":"gone","reason":"engine_died"}}'), "engine_died"),
+        (stream(WORD, b'{"error":{"code":503,"message":"gone","type":"x"},"reason":"engine_died"}'), "engine_died"),
         (stream(b'{"error":"plain text"}'), "fault"),
         (Raw((b"[1]",)), "bad_answer"),
     ],

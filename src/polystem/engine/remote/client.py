@@ -165,7 +165,8 @@ def _raise_refusal(status: int, body: Json, headers: Mapping[str, str] | None) -
     if status == 429:
         raise Saturated(text, retry_after_s=wait_s, param=param)
     if status >= 500 or status == 408:
-        reason = "timeout" if status in (408, 504) else str(described.get("reason") or described.get("type") or "fault")
+        named = body.get("reason") or described.get("reason") or described.get("type")
+        reason = "timeout" if status in (408, 504) else str(named or "fault")
         raise Unavailable(text, reason=reason, retry_after_s=wait_s)
     raise _KINDS.get(status, BadRequest)(text, param=param)
 

@@ -1,0 +1,67 @@
+"""Kill -9 of the engine's process in the middle of a run: the whole stack, real processes, real model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from polystem.clock import SystemClock
+from polystem.engine.remote import RemoteClient
+from polystem.harness.board import Board
+from polystem.harness.metrics import summarise
+from polystem.harness.own_server import own_server, serve_arguments
+from polystem.harness.record import read_record
+from polystem.harness.rows import RetryRow, TurnRow
+from polystem.harness.run import run_courier
+from polystem.harness.settings import CourierSettings
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+SETTINGS = CourierSettings(
+    packages=4, steps=6, concurrency=4, prefix_tokens=500, mode="replay", tool_delay_s=(0, 0.02), sample_every_s=0.02,
+    turn_tokens=(8, 12), result_tokens=(4, 4),
+)  # fmt: skip
+
+
+def engine_processes() -> list[psutil.Process]:
+    """The children of the server that this test has started."""
+    return [engine for server in psutil.Process().children() for engine in server.children()]
+
+
+class Killer:
+    """Kills the engine once, when a few steps were taken."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+
+    def watch(self, board: Board) -> None:
+        if board.steps_taken >= 5 and not self.killed:
+            self.killed = [engine.pid for engine in engine_processes()]
+            for pid in self.killed:
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_nothing_is_lost_when_the_engine_is_killed_in_mid_run(tmp_path: Path, bundled_model: Path) -> None:
+    arguments = serve_arguments(model=str(bundled_model), cells=SETTINGS.cells(), agents=4, threads=1)
+    killer = Killer()
+    async with (
+        own_server(arguments, log=tmp_path / "server.log", clock=SystemClock()) as url,
+        RemoteClient(url) as client,
+    ):
+        boot = (await client.get_json("/props"))["boot"]
+        await run_courier(SETTINGS, client=client, folder=tmp_path, on_sample=killer.watch)
+        props = await client.get_json("/props")
+        assert len(killer.killed) == 1
+        assert [engine.pid for engine in engine_processes()] != killer.killed
+    record = read_record(tmp_path)
+    summary, turns = summarise(record, "pooled"), record.of(TurnRow, "pooled")
+    assert (summary.delivered, summary.lost) == (4, 0)
+    assert props["boot"] == boot + 1
+    reasons = {row.reason for row in record.of(RetryRow, "pooled")}
+    assert reasons
+    assert reasons <= {"engine_died", "engine_restarting"}
+    assert all(turn.shared_tokens == record.manifest.prefix_tokens for turn in turns), "the pool came back"
