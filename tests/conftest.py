@@ -6,6 +6,7 @@ The suite needs no network and no GPU. Tests that run the real llama.cpp are mar
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ BUNDLED_MODEL = Path(polystem.__file__).parent / "models" / "courier-nano-f16.gg
 def anyio_backend() -> str:
     """Async tests run on asyncio: the servers and clients of the package need it."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_without_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines use what `polystem tune` kept for this user; tests must not depend on that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture
