@@ -96,7 +96,7 @@ class CourierServer:
         body: Body = orjson.loads(data) if data else {}
         match request.path:
             case "/v1/models":
-                return _json({"data": [{"id": "nano"}]})
+                return _json({"data": [{"id": "nano-q4_k_m"}]})
             case "/v1/chat/completions" if body.get("stream"):
                 self.chats.append(body)
                 return self.chat(body, len(self.chats) - 1)
@@ -125,6 +125,9 @@ class CourierServer:
         if path == "/kv":
             counts = {"cells_total": 9000, "cells_used": 500, "cells_pool": 400, "cells_private": 100}
             return _json(counts | {"naive_cells": 900, "tokens_decoded": 5})
+        if path == "/props":
+            settings = {"cells": 9000, "model_path": "/some/where/nano-q4_k_m.gguf"}
+            return _json({"build": "b7", "model_sha256": "ab", "settings": settings})
         if path == "/apply-template":
             return _json({"prompt": orjson.dumps([body["messages"], body["tools"]]).decode()})
         if path == "/polykv/pools":

@@ -88,13 +88,13 @@ SAMPLE = SampleRow(
     tokens_decoded=40,
 )
 ROWS: tuple[Row, ...] = (
-    ArmRow("pooled", "start", 0.0, 100, 0),
+    ArmRow("pooled", "start", 0.0, 100, 0, 0.25),
     TURN,
     TOOL,
     RETRY,
     SAMPLE,
     PACKAGE,
     DROPPED,
-    ArmRow("pooled", "end", 9.0, 100, 0),
+    ArmRow("pooled", "end", 9.0, 100, 0, 0.25),
 )
 RECORD = Record(MANIFEST, ROWS)

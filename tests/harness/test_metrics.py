@@ -26,7 +26,7 @@ def test_the_example_adds_up() -> None:
     )
     assert not summary.whole
     assert (summary.lost, summary.errors, summary.retried, summary.turns) == (0, 5, 1, 1)
-    assert summary.wall_s == 8.5
+    assert (summary.wall_s, summary.pool_s) == (8.5, 0.25)
     assert summary.delivery_from_submission_s == Percentiles(8.5, 8.5, 8.5, 8.5)
     assert summary.delivery_from_admission_s == Percentiles(8.0, 8.0, 8.0, 8.0)
     assert (summary.prompt_tokens, summary.prefilled_tokens, summary.shared_tokens) == (120, 20, 100)

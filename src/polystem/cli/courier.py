@@ -81,7 +81,10 @@ ModeFlag = Annotated[ModeChoice, typer.Option(help="The model decides, or length
 ConcurrencyFlag = Annotated[int, typer.Option(metavar="C", help="Agents at a time.")]
 UrlFlag = Annotated[str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server. [default: start one]")]
 ModelFlag = Annotated[
-    str | None, typer.Option(help="With --base-url the model's name, else a GGUF file. [default: the bundled model]")
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE", help="With --base-url the model's name, else a GGUF file. [default: the bundled model]"
+    ),
 ]
 KeyFlag = Annotated[
     str | None, typer.Option(metavar="KEY", envvar="POLYSTEM_COURIER_API_KEY", help="API key for --base-url.")
@@ -247,7 +250,6 @@ def _print_figures(record: Record, summaries: Sequence[ArmSummary], *, as_json: 
         table.add_column(summary.arm, justify="right")
     for figure in figures_of(summaries):
         table.add_row(figure.name, *figure.texts)
-    console = Console()
-    console.print(table)
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
     for line in reduction_lines(record.manifest, summaries):
-        console.print(line, highlight=False)
+        print(line)

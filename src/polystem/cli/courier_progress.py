@@ -69,6 +69,7 @@ class LineProgress:
             f"{board.steps_taken} of {board.packages * board.steps} steps, {counts.total()} live, "
             f"{rate_tps:.0f} tokens/s, {_cells_text(board)}",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -138,6 +138,11 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         "Attempts at a turn that failed and were made again: server full, restarting or gone.",
         lambda s: str(s.retried),
     ),
+    (
+        "pool made in",
+        "Time to prefill the shared prefix, once, before the first submission; in no other figure.",
+        lambda s: _seconds(s.pool_s),
+    ),
     ("wall", "From the first submission to the last delivery.", lambda s: _seconds(s.wall_s)),
     (
         "delivery from submission",

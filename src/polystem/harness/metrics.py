@@ -14,7 +14,7 @@ from statistics import quantiles
 
 from polystem.harness.rates import decode_windows, strict_tps
 from polystem.harness.record import Record
-from polystem.harness.rows import PackageRow, RetryRow, SampleRow, TurnRow
+from polystem.harness.rows import ArmRow, PackageRow, RetryRow, SampleRow, TurnRow
 
 __all__ = ["ArmSummary", "Cells", "Percentiles", "StepZero", "summarise", "summarise_all"]
 
@@ -71,6 +71,7 @@ class ArmSummary:
     lost: int
     errors: int
     retried: int
+    pool_s: float | None
     turns: int
     wall_s: float | None
     delivery_from_submission_s: Percentiles | None
@@ -118,6 +119,7 @@ def summarise(record: Record, arm: str) -> ArmSummary:
         lost=record.manifest.packages - len(packages) + sum(dropped_by[cause] for cause in NO_FAULT_OF_THE_MODEL),
         errors=sum(package.errors for package in packages),
         retried=len(record.of(RetryRow, arm)),
+        pool_s=next((row.pool_s for row in record.of(ArmRow, arm)), None),
         turns=len(turns),
         wall_s=wall_s,
         delivery_from_submission_s=percentiles(each.ended_s - each.submitted_s for each in delivered),

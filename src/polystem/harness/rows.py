@@ -27,13 +27,17 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class ArmRow:
-    """An arm begins or ends. `pool_id` is None where its agents share no pool."""
+    """An arm begins or ends. `pool_id` is None where its agents share no pool.
+
+    `pool_s` is how long the pool took to be made, before the arm began: prefilled once, whatever the number of agents.
+    """
 
     arm: str
     event: Literal["start", "end"]
     at_s: float
     prefix_tokens: int
     pool_id: int | None
+    pool_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

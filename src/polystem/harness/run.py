@@ -6,12 +6,13 @@ Knows no metric. Invariant: every package that was submitted has a package row a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Literal
 
 from polystem.clock import Clock, SystemClock
 from polystem.engine.remote import RemoteClient
@@ -33,6 +34,8 @@ from polystem.harness.turns import TurnTaker
 from polystem.harness.world import Job, Package, draw_packages
 
 __all__ = ["CourierRun", "run_courier"]
+
+_QUANT = re.compile(r"[-._](B?F16|F32|I?Q\d\w*)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def _drawn(settings: CourierSettings) -> tuple[Package, ...]:
 def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, server: str, clock: Clock) -> Manifest:
     props = facts.props
     engine: dict[str, Any] = {"build": props.get("build"), "build_info": props.get("build_info")}
-    engine |= props.get("settings") or {}
+    engine |= {name: _without_folder(name, value) for name, value in (props.get("settings") or {}).items()}
     return Manifest(
         started_at=datetime.fromtimestamp(clock.wall_s(), UTC).isoformat(timespec="seconds"),
         seed=settings.seed,
@@ -110,13 +113,24 @@ def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, ser
         concurrency=settings.concurrency,
         prefix_tokens=prefix.length_tokens,
         prefix_counted_by=prefix.counted_by,
-        model={"name": facts.model, "sha256": props.get("model_sha256"), "quant": props.get("quant")},
+        model={"name": facts.model, "sha256": props.get("model_sha256"), "quant": _quant(facts.model)},
         engine={name: value for name, value in engine.items() if value is not None},
         machine=machine_facts(),
         versions=version_facts(),
         arguments=asdict(settings),
         server=server,
     )
+
+
+def _without_folder(name: str, value: Any) -> Any:
+    """A record may be shown to others: it says which file, and not where."""
+    return PurePath(value).name if name.endswith("_path") and isinstance(value, str) else value
+
+
+def _quant(model: str) -> str | None:
+    """The weight type, where the model's name ends in one as GGUF files are named."""
+    found = _QUANT.search(model.removesuffix(".gguf"))
+    return None if found is None else found.group(1).upper()
 
 
 class _ArmRun:
@@ -164,17 +178,19 @@ class _ArmRun:
         )
 
     async def run(self) -> None:
+        making_s = self._now_s()
         async with self._pool() as pool_id, self._sampled():
             self._submitted_s = self._now_s()
-            self._note("start", self._submitted_s, pool_id)
+            pool_s = None if pool_id is None else round(self._submitted_s - making_s, 6)
+            self._note("start", self._submitted_s, pool_id, pool_s)
             graph, room = build_courier_graph(), asyncio.Semaphore(self._run.settings.concurrency)
             async with asyncio.TaskGroup() as agents:
                 for package in self._run.packages:
                     agents.create_task(self._carry(package, graph, room, pool_id))
-            self._note("end", self._now_s(), pool_id)
+            self._note("end", self._now_s(), pool_id, pool_s)
 
-    def _note(self, event: Any, at_s: float, pool_id: int | None) -> None:
-        self._run.record.write(ArmRow(self._arm, event, at_s, self._run.prefix.length_tokens, pool_id))
+    def _note(self, event: Literal["start", "end"], at_s: float, pool_id: int | None, pool_s: float | None) -> None:
+        self._run.record.write(ArmRow(self._arm, event, at_s, self._run.prefix.length_tokens, pool_id, pool_s))
 
     @asynccontextmanager
     async def _pool(self) -> AsyncGenerator[int | None, None]:

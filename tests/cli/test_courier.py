@@ -1,0 +1,150 @@
+"""`polystem courier run` and `polystem report`, from their arguments to exit codes and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+
+from polystem.cli.main import run
+from polystem.harness.record import read_record
+from tests.harness.courier_server import CourierServer, said_text
+
+QUICK = ["--packages", "2", "--steps", "3", "--prefix-tokens", "1500", "--tool-delay-s", "0:0"]
+
+
+@contextmanager
+def in_background(server: CourierServer) -> Generator[str, None, None]:
+    """Runs a server on an event loop of its own, since the command makes one too."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    serving = server.serve()
+    try:
+        yield asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result()
+    finally:
+        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def url() -> Generator[str, None, None]:
+    with in_background(CourierServer()) as address:
+        yield address
+
+
+def test_a_whole_run_prints_its_figures_and_exits_with_0(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "first"
+    assert run(["courier", "run", "--base-url", f"{url}/v1", "--arm", "both", "--out", str(out), *QUICK]) == 0
+    printed = capsys.readouterr()
+    assert "Delivered: pooled 2 of 2; naive 2 of 2." in printed.out
+    assert "fewer cells" in printed.out
+    assert f"polystem report {out}" in printed.err
+    assert read_record(out).manifest.arms == ("pooled", "naive")
+    assert read_record(out).manifest.server == "given"
+
+
+def test_the_figures_come_as_json_too(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["courier", "run", "--base-url", url, "--json", "--out", str(tmp_path / "j"), *QUICK]) == 0
+    figures = orjson.loads(capsys.readouterr().out)
+    assert figures["delivered_all"]
+    assert [arm["delivered"] for arm in figures["arms"]] == [2]
+    assert figures["arms"][0]["step_zero"]["agents"] == 2
+
+
+def test_a_run_that_drops_a_package_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_background(CourierServer(chat=lambda _body, _number: said_text("no"))) as url:
+        assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "d"), *QUICK]) == 1
+    assert "Not all delivered: pooled 0 of 2 (dropped: loop 2)." in capsys.readouterr().out
+
+
+def test_a_record_is_not_overwritten_unasked(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["courier", "run", "--base-url", url, "--out", str(tmp_path), *QUICK]
+    assert run(arguments) == 0
+    assert run(arguments) == 2
+    assert "holds a record already\nhint: name another folder, or add --overwrite" in capsys.readouterr().err
+    assert run([*arguments, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--packages", "0"], "packages is 0; it must be at least 1"),
+        (["--steps", "1"], "steps is 1; it must be at least 2"),
+        (["--tool-delay-s", "slow"], "--tool-delay-s is 'slow'; write LOW:HIGH"),
+        (["--turn-tokens", "9:3"], "turn_tokens is 9:3; it must be LOW:HIGH"),
+        (["--turn-timeout-s", "0"], "turn_limit_s is 0; it must be more than 0"),
+        (["--packages", "50001"], "50001 packages need more numbers than 5 digits give"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "x"), *arguments]) == 2
+    assert f"error: {complaint}" in capsys.readouterr().err
+
+
+def test_the_arm_pooled_is_refused_by_a_plain_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_background(CourierServer(pools=False)) as url:
+        assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "p"), *QUICK]) == 2
+        assert "hint: use --arm naive, or a polystem server" in capsys.readouterr().err
+        arguments = ["--arm", "naive", "--prefix-tokens", "600"]
+        assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "n"), *QUICK, *arguments]) == 0
+
+
+def test_a_server_that_is_not_there_is_told(free_port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "x"), *QUICK]) == 5
+    assert f"error: the connection to {url} was lost" in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing.gguf"
+    assert run(["courier", "run", "--model", str(missing), "--out", str(tmp_path / "x"), *QUICK]) == 1
+    told = capsys.readouterr().err
+    assert "polystem serve ended with exit code" in told
+    assert "missing.gguf" in told
+    assert f"hint: read {tmp_path / 'x' / 'server.log'}" in told
+
+
+def test_a_report_is_written_and_its_path_printed(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "r"), *QUICK])
+    capsys.readouterr()
+    assert run(["report", str(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'r' / 'report.html'}\n"
+    page = tmp_path / "page.html"
+    assert run(["report", str(tmp_path / "r"), "--out", str(page)]) == 0
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(tmp_path)]) == 1
+    assert "manifest.json: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("mode", ["model", "replay"])
+def test_the_bundled_model_delivers_in_both_arms_on_a_server_of_its_own(
+    mode: str, bundled_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / mode
+    arguments = ["--packages", "2", "--steps", "3", "--prefix-tokens", "600", "--tool-delay-s", "0:0.01"]
+    more = ["--threads", "1", "--turn-tokens", "8:8", "--model", str(bundled_model)]
+    assert run(["courier", "run", "--mode", mode, "--arm", "both", "--json", "--out", str(out), *arguments, *more]) == 0
+    pooled, naive = orjson.loads(capsys.readouterr().out)["arms"]
+    assert (pooled["delivered"], naive["delivered"], pooled["lost"], naive["lost"]) == (2, 2, 0, 0)
+    assert pooled["cells"]["add_up"]
+    assert naive["cells"]["add_up"]
+    zero = pooled["step_zero"]
+    assert zero["used_tokens"] == read_record(out).manifest.prefix_tokens + 2 * zero["private_tokens_mean"]
+    assert pooled["reduction_at_step_zero"] > 1.8
+    assert naive["reduction_at_step_zero"] == 1.0
