@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -25,6 +25,8 @@ TRAINING_SEEDS = 1_000_000
 """Seeds below this one are never trained on: they are for evaluation, tests and the harness."""
 
 TOOLS_TOKENS = 280
+SHORT_STEPS = (2, 6)
+LONGEST_TOKENS = 4_096
 CONTEXT_WEIGHT = 0.1
 ASSISTANT_WEIGHT = 1.0
 HUB_WEIGHT = 2.0
@@ -37,6 +39,8 @@ class Stage:
     """A part of the curriculum: how long its transcripts are, and how they are made.
 
     `prefix_tokens` None leaves system prompt and tools out. Skips may reach position `skip_to`; 0 skips none.
+    In a share of the updates, `short_share`, jobs are short and positions skip: a door code is asked for sooner,
+    so more of them are seen.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Stage:
     prefix_tokens: tuple[int, int] | None = None
     error_share: float = 0.0
     skip_to: int = 0
+    short_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ def draw_batch(stage: Stage, seed: int, update: int, *, held_out: bool = False) 
     """The batch of one update; rows have one step count and one prefix length, so padding is rare."""
     worlds = (0, TRAINING_SEEDS) if held_out else (TRAINING_SEEDS, bpe.CORPUS_SEED)
     dice = random.Random(f"{seed}/{stage.name}/{update}")
+    if stage.short_share and dice.random() < stage.short_share:
+        stage = replace(stage, steps=SHORT_STEPS, skip_to=LONGEST_TOKENS)
     steps = dice.randint(*stage.steps)
     prefix_tokens = stage.prefix_tokens and dice.randint(*stage.prefix_tokens)
     rows = [_draw_row(stage, dice, dice.randrange(*worlds), steps, prefix_tokens)]

@@ -2,7 +2,7 @@
 
 All workers of an arm share one prefix; a package is dropped after `--max-errors` wrong calls.
 Its seed is below those of training.
-Usage: python -m training.courier_nano.evaluate MODEL.gguf [--packages 100] [--arms 22:1216:1:F16] [--record FILE.json]
+Usage: python -m training.courier_nano.evaluate MODEL.gguf [--arms 22:1216:8:F16:100] [--record FILE.json]
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from training.courier_nano.template import Message, render, render_prefix
 SEED = 77
 TURN_LIMIT_TOKENS = 96
 CELLS_A_STEP = 56
+END = "<|im_end|>"
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 DEFAULT_ARMS = (
-    "22:1216:1:F16", "22:1216:8:F16", "56:1216:1:F16", "56:1216:8:F16",
-    "22:383:8:F16", "22:875:8:F16", "56:383:8:F16", "56:875:8:F16", "55:1216:8:F16", "22:2048:8:F16",
-    "22:1216:8:Q8_0", "56:1216:8:Q8_0", "22:1216:8:Q4_0", "56:1216:8:Q4_0", "22:1216:8:Q2_K", "56:1216:8:Q2_K",
+    "22:1216:1:F16:100", "22:1216:8:F16:100", "56:1216:1:F16:100", "56:1216:8:F16:100",
+    "22:383:8:F16:40", "22:875:8:F16:40", "56:383:8:F16:40", "56:875:8:F16:40", "55:1216:8:F16:40", "22:2048:8:F16:40",
+    "22:1216:8:Q8_0:40", "22:1216:8:Q4_0:40", "22:1216:8:Q2_K:40",
+    "56:1216:8:Q8_0:40", "56:1216:8:Q4_0:40", "56:1216:8:Q2_K:40",
 )  # fmt: skip
 
 
@@ -46,21 +48,23 @@ class Arm:
     prefix_tokens: int
     workers: int
     quant: str
+    packages: int
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        steps, prefix_tokens, workers, quant = text.split(":")
-        return cls(int(steps), int(prefix_tokens), int(workers), quant)
+        steps, prefix_tokens, workers, quant, packages = text.split(":")
+        return cls(int(steps), int(prefix_tokens), int(workers), quant, int(packages))
 
 
 @dataclass(slots=True)
 class Worker:
-    """One package on one sequence: what is in its cells, what is to be decoded next, and what it says at the moment."""
+    """One package on one sequence: what its cells hold, what is to be decoded next, and what it says at the moment."""
 
     sequence: int
     job: Job
     messages: list[Message]
     held: list[int]
+    text: str = ""
     pending: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -83,7 +87,7 @@ class Evaluation:
         self.llama, self.arm, self.packages, self.max_errors = llama, arm, packages, max_errors
         self.system = system_text(arm.prefix_tokens, lambda text: len(llama.tokenize(render_prefix(text))), SEED)
         self.prefix = llama.tokenize(render_prefix(self.system))
-        self.end = llama.tokenize("<|im_end|>")[0]
+        self.end = llama.tokenize(END)[0]
         self.tally = Tally()
 
     def run(self) -> Tally:
@@ -109,12 +113,19 @@ class Evaluation:
 
     def _prompt(self, worker: Worker) -> None:
         """Sets what is to be decoded before the next turn: what the template adds to the cells held."""
-        tokens = self.llama.tokenize(render(worker.messages, generation_prompt=True))
-        same = next(
-            (at for at, (a, b) in enumerate(zip(worker.held, tokens, strict=False)) if a != b), len(worker.held)
-        )
+        text = render(worker.messages, generation_prompt=True)
+        if text.startswith(worker.text + END):  # a turn's end is one token, so what follows is tokenized by itself
+            worker.pending = self.llama.tokenize(text[len(worker.text) :])
+        else:
+            self._rewind(worker, self.llama.tokenize(text))
+        worker.text, worker.turn = text, []
+
+    def _rewind(self, worker: Worker, tokens: list[int]) -> None:
+        """Keeps the cells that the tokens begin with; the rest is decoded again."""
+        pairs = zip(worker.held, tokens, strict=False)
+        same = next((at for at, (held, token) in enumerate(pairs) if held != token), len(worker.held))
         self.llama.cut(worker.sequence, same)
-        worker.held, worker.pending, worker.turn = tokens[:same], tokens[same:], []
+        worker.held, worker.pending = tokens[:same], tokens[same:]
 
     def _take(self, worker: Worker, token: int) -> None:
         worker.held += worker.pending
@@ -136,6 +147,7 @@ class Evaluation:
 
     def _end_turn(self, worker: Worker) -> None:
         said = "".join(self.llama.text_of(token) for token in worker.turn if token != self.end)
+        worker.text += said
         call = parse(said)
         if call is None:
             worker.errors.append("parse")
@@ -169,12 +181,12 @@ def parse(said: str) -> dict[str, Any] | None:
     return call if right else None
 
 
-def run_arm(model: Path, arm: Arm, packages: int, max_errors: int, threads: int) -> dict[str, Any]:
+def run_arm(model: Path, arm: Arm, max_errors: int, threads: int) -> dict[str, Any]:
     """Runs one arm; gives its counts and how long it took."""
     cells = arm.prefix_tokens + arm.workers * (arm.steps + max_errors + 1) * CELLS_A_STEP
     llama = Llama(model, cells=cells, sequences=arm.workers + 1, threads=threads)
     started_at = time.perf_counter()
-    evaluation = Evaluation(llama, arm, draw_packages(SEED, packages, arm.steps), max_errors)
+    evaluation = Evaluation(llama, arm, draw_packages(SEED, arm.packages, arm.steps), max_errors)
     tally = evaluation.run()
     wall_s = round(time.perf_counter() - started_at, 1)
     llama.close()
@@ -184,7 +196,7 @@ def run_arm(model: Path, arm: Arm, packages: int, max_errors: int, threads: int)
         "errors": dict(tally.errors),
         "dropped": dict(tally.dropped),
     }
-    return {**asdict(arm), "prefix_tokens": len(evaluation.prefix), "packages": packages, **counts, "wall_s": wall_s}
+    return {**asdict(arm), "prefix_tokens": len(evaluation.prefix), **counts, "wall_s": wall_s}
 
 
 def print_row(row: dict[str, Any]) -> None:
@@ -241,9 +253,8 @@ def record_of(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--packages", type=int, default=100)
     parser.add_argument(
-        "--arms", default=",".join(DEFAULT_ARMS), help="steps:prefix:workers:quant, with commas between"
+        "--arms", default=",".join(DEFAULT_ARMS), help="steps:prefix:workers:quant:packages, with commas between"
     )
     parser.add_argument("--max-errors", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -256,7 +267,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for arm in map(Arm.parse, args.arms.split(",")):
             model = model_in(arm.quant, args.model, Path(folder))
-            rows.append(run_arm(model, arm, args.packages, args.max_errors, args.threads))
+            rows.append(run_arm(model, arm, args.max_errors, args.threads))
             print_row(rows[-1])
     if args.record:
         args.record.write_text(json.dumps(record_of(args, rows), indent=1) + "\n", encoding="utf-8")

@@ -34,8 +34,8 @@ SCHEDULE: tuple[Stage, ...] = (
     Stage("hops", 120, 6_000, (2, 7), error_share=0.1, skip_to=1_500),
     Stage("tools", 240, 6_500, (2, 16), (0, 500), error_share=0.08, skip_to=4_096),
     Stage("handbook", 400, 7_000, (4, 30), (0, 1_300), error_share=0.06, skip_to=4_096),
-    Stage("long", 600, 7_000, (16, 58), (0, 2_048), error_share=0.04),
-    Stage("settle", 300, 7_000, (16, 58), (0, 2_048), error_share=0.04),
+    Stage("long", 200, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35),
+    Stage("settle", 500, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35),
 )
 """The rate stays at its peak until the last stage, and falls to nothing in that one."""
 
