@@ -50,6 +50,6 @@ async def test_an_engine_killed_in_mid_run_loses_no_package(bundled_model: Path,
     assert len(killed) == 1
     assert (summary.delivered, summary.lost) == (2, 0)
     assert props["boot"] == 2
-    assert {row.reason for row in record.of(RetryRow, "pooled")} <= {"engine_died", "engine_restarting", "stream_cut"}
+    assert {row.reason for row in record.of(RetryRow, "pooled")} <= {"engine_died", "engine_restarting"}
     last = [turn for turn in record.of(TurnRow, "pooled") if turn.step == SETTINGS.steps - 1]
     assert [turn.shared_tokens for turn in last] == [400, 400], "the pool came back, and is shared again"

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from polystem.clock import Clock, SystemClock
 from polystem.engine.remote import RemoteClient
@@ -102,7 +102,8 @@ def _drawn(settings: CourierSettings) -> tuple[Package, ...]:
 def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, server: str, clock: Clock) -> Manifest:
     props = facts.props
     engine: dict[str, Any] = {"build": props.get("build"), "build_info": props.get("build_info")}
-    engine |= {name: _without_folder(name, value) for name, value in (props.get("settings") or {}).items()}
+    told = cast("dict[str, Any]", props.get("settings") or {})
+    engine |= {name: _without_folder(name, value) for name, value in told.items()}
     return Manifest(
         started_at=datetime.fromtimestamp(clock.wall_s(), UTC).isoformat(timespec="seconds"),
         seed=settings.seed,

@@ -96,6 +96,8 @@ async def test_a_refusal_that_is_no_json_is_quoted() -> None:
         (stream(WORD, b'{"error":{"code":503,"message":"gone","reason":"engine_died"}}'), "engine_died"),
         (stream(WORD, b'{"error":{"code":503,"message":"gone","type":"x"},"reason":"engine_died"}'), "engine_died"),
         (stream(b'{"error":"plain text"}'), "fault"),
+        (Raw((b'{"error":{"type":"unavailable_error"},"reason":"draining"}',), status=503), "draining"),
+        (Raw((b'{"error":{"type":"unavailable_error"}}',), status=503), "unavailable_error"),
         (Raw((b"[1]",)), "bad_answer"),
     ],
 )
