@@ -103,6 +103,10 @@ def test_an_unknown_variable_is_named_with_its_neighbours(model: str) -> None:
     assert "threads" in (caught.value.hint or "")
 
 
+def test_a_variable_of_another_command_is_left_to_it(model: str) -> None:
+    assert read({"model": model}, {"POLYSTEM_COURIER_API_KEY": "key"}).serve == ServeSettings()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

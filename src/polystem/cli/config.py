@@ -26,6 +26,7 @@ Unit: TypeAlias = Literal["engine", "fleet", "serve", "command"]
 Value: TypeAlias = str | int | float | bool | list[Any]
 PREFIX = "POLYSTEM_"
 CONFIG_VARIABLE = "POLYSTEM_CONFIG"
+OTHER_COMMANDS = tuple(f"{PREFIX}{command}_" for command in ("COURIER", "DOCTOR", "REPORT", "TUNE"))
 BUNDLED_MODEL = "bundled"
 BUNDLED_FILE = "courier-nano-f16.gguf"
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -168,8 +169,12 @@ def _file_values(file: Path) -> dict[str, Any]:
 
 
 def _environment_values(environment: Mapping[str, str]) -> dict[str, Any]:
-    ours = {name: text for name, text in environment.items() if name.startswith(PREFIX) and name != CONFIG_VARIABLE}
+    ours = {name: text for name, text in environment.items() if name.startswith(PREFIX) and _is_for_serve(name)}
     return {name.removeprefix(PREFIX).lower(): _from_text(name, text) for name, text in ours.items()}
+
+
+def _is_for_serve(variable: str) -> bool:
+    return variable != CONFIG_VARIABLE and not variable.startswith(OTHER_COMMANDS)
 
 
 def _from_text(variable: str, text: str) -> Value:
