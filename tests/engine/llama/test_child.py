@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -93,6 +95,20 @@ async def test_closing_ends_the_child_and_all_turns(small: LlamaSettings) -> Non
             pass
     assert not psutil.pid_exists(pid)
     await engine.aclose()
+
+
+@pytest.mark.parametrize("process", ["child", "thread"])
+async def test_closing_while_the_model_loads_ends_the_start(
+    small: LlamaSettings, process: Literal["child", "thread"]
+) -> None:
+    engine = LlamaEngine(replace(small, process=process))
+    starting = asyncio.create_task(engine.start())
+    while engine.statistics().boot == 0:  # noqa: ASYNC110  (an engine tells nobody that it launched a boot)
+        await asyncio.sleep(0)
+    await engine.aclose()
+    with pytest.raises(Draining):
+        await starting
+    assert engine.process_id is None
 
 
 async def test_a_child_that_cannot_load_fails_the_start_with_its_reason(small: LlamaSettings, tmp_path: Path) -> None:

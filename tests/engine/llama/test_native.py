@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from polystem.engine.llama import native
 from polystem.engine.llama.native import NO_SLOT, Batch, MemoryKind, NativeContext, NativeModel
 from polystem.engine.llama.settings import LlamaSettings
-from polystem.errors import ModelFileError
+from polystem.errors import ConfigError, EngineBuildError, ModelFileError
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,23 @@ def test_a_memory_that_cannot_lend_is_refused_with_the_reason(kind: MemoryKind, 
         kind.check_lends("mamba")
     assert "mamba" in caught.value.message
     assert caught.value.hint
+
+
+def test_a_library_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_failure", "libllama.so: cannot open shared object file")
+    with pytest.raises(EngineBuildError, match=r"cannot be loaded: libllama\.so") as caught:
+        native.open_library.__wrapped__()
+    assert caught.value.hint
+
+
+@pytest.mark.native
+def test_settings_that_llama_cpp_refuses_are_a_config_error(bundled_model: Path) -> None:
+    model = NativeModel(bundled_model, repack=False)
+    settings = LlamaSettings(bundled_model, cells=256, threads=1, cache_type_v="q8_0", flash_attention=None)
+    object.__setattr__(settings, "flash_attention", False)  # past the check, as a newer llama.cpp may refuse more
+    with pytest.raises(ConfigError, match=r"llama\.cpp refused the engine settings"):
+        NativeContext(model, settings)
+    model.close()
 
 
 @pytest.mark.native

@@ -11,6 +11,7 @@ from polystem.engine.protocol import Placement
 from polystem.errors import (
     BadRequest,
     CellsExhausted,
+    ConfigError,
     Conflict,
     ConstraintError,
     EngineBuildError,
@@ -42,6 +43,7 @@ def test_a_job_can_be_pickled_with_its_sampling() -> None:
         Conflict("a turn is running on branch 4"),
         ConstraintError("no such rule"),
         BadRequest("the prompt is empty"),
+        ConfigError("cells is 3", hint="more"),
         ModelFileError("not a GGUF file", hint="convert it"),
         EngineBuildError("the library is missing"),
     ],

@@ -57,6 +57,8 @@ class BootKeeper:
         """The first boot; returns what the loop says of itself. Raises SetupError."""
         try:
             facts = await self._launch()
+        except Draining:
+            raise
         except PolystemError as exc:
             self._turn("failed", exc.message)
             raise
@@ -106,22 +108,26 @@ class BootKeeper:
         link, self.link = self.link, None
         if link is not None:
             await link.close()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(Draining())  # a start under way ends with this
+            self._ready.exception()
 
     async def _launch(self) -> dict[str, Any]:
         self.boot += 1
         boot = self.boot
         self._stepped = False
         self._ready = asyncio.get_running_loop().create_future()
-        self.link = open_link(
-            self._settings, self._clock, on_report=self._take, on_end=lambda: self._ended(boot)
-        )  # fmt: skip
+        link = open_link(self._settings, self._clock, on_report=self._take, on_end=lambda: self._ended(boot))
+        self.link = link
         try:
             facts = await self._ready
         except _EndedEarly:
-            raise EngineBuildError(f"the engine ended while it loaded the model ({await self.link.close()})") from None
+            raise EngineBuildError(f"the engine ended while it loaded the model ({await link.close()})") from None
         except PolystemError:
-            await self.link.close()
+            await link.close()
             raise
+        if self.state == "closed":
+            raise Draining
         self._ready_at_s = self._clock.now_s()
         if self._standing is not None:
             self.send(self._standing)

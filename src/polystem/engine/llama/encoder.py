@@ -23,6 +23,7 @@ class PromptEncoder:
 
     def __init__(self, settings: LlamaSettings, clock: Clock) -> None:
         self._model = NativeModel(settings.model_path, vocab_only=True)
+        self._reading, self._closed = 0, False
         self.vocabulary = self._model.vocabulary
         self.context_tokens = settings.context_tokens or min(settings.cells, self._model.context_tokens)
         source = settings.chat_template or self._model.chat_template()
@@ -68,10 +69,16 @@ class PromptEncoder:
         """Token ids; long texts are read in a thread."""
         if len(text) < _LONG_TEXT_CHARS:
             return tuple(self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special))
-        found = await asyncio.to_thread(
-            self.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special
-        )
-        return tuple(found)
+        self._reading += 1
+        try:
+            return tuple(
+                await asyncio.to_thread(
+                    self.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special
+                )
+            )
+        finally:
+            self._reading -= 1
+            self._free()
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
@@ -90,4 +97,10 @@ class PromptEncoder:
             )
 
     def close(self) -> None:
-        self._model.close()
+        """Frees the vocabulary, once no thread reads in it."""
+        self._closed = True
+        self._free()
+
+    def _free(self) -> None:
+        if self._closed and not self._reading:
+            self._model.close()

@@ -83,6 +83,9 @@ class LlamaEngine:
         sha256 = await asyncio.to_thread(sha256_of, self._settings.model_path)
         settings = settle_tuned(self._settings, sha256)
         settings = await asyncio.to_thread(settle_repack, settings, sha256)
+        if self._closed:
+            encoder.close()
+            raise Draining
         self._boots = BootKeeper(settings, self._clock, on_report=self._take, on_death=self._died)
         if self._budget is not None:
             self._boots.keep_telling(self._budget)
