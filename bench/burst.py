@@ -5,7 +5,8 @@
 SmolLM2-135M, a prefix of 788 tokens, 12 private tokens and 48 decoded ones each. Contenders: llama-server (the
 xllamacpp wheel, its defaults, 8 slots), ours with an explicit pool (its creation is part of the wall time) and ours
 with `auto_pool`. Each starts anew for each round, so the first burst is cold; then the same eight come again, warm, and
-their aggregate decode rate counts from the first token of any to the last of all. The order of contenders turns.
+their aggregate decode rate counts from the first token of any to the last of all. The order of contenders turns. A full
+run begins with `polystem tune`, as a user would; a quick one takes the settings in force.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from bench.models import SMOLLM2, model_path
 from bench.record import Figure, Goal, Model, hand_in, read_arguments, tell
 from bench.replay import Replayer, alphabet_of, draw_tokens
-from bench.servers import llama_server, polystem_server, settings_of
+from bench.servers import llama_server, polystem_server, settings_of, tune_model
 from polystem.clock import SystemClock
 from polystem.engine.remote import Answer, RemoteClient
 
@@ -91,6 +92,8 @@ async def run_round(contender: str, seed: str, results: Results) -> None:
 
 async def main() -> int:
     arguments = read_arguments(__doc__ or "")
+    if not arguments.quick:
+        await tune_model(model_path(SMOLLM2))
     results = {contender: Results() for contender in CONTENDERS}
     for place in range(1 if arguments.quick else 5):
         turn = place % len(CONTENDERS)

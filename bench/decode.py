@@ -5,7 +5,8 @@
 N = 1 to 32 workers share a pool of P = 1216 tokens. The server is asked over HTTP, N streams at once; its rate counts
 from the moment when all N decode until the first of them ends. The bare loop runs in a child process and makes decode
 calls only: no sampling, no text, no network. Both are loaded at once, one idle while the other runs, in alternating
-order. For each N also what a step costs outside the kernels, by part, as the server itself reports it.
+order. For each N also what a step costs outside the kernels, by part, as the server itself reports it. A full run
+begins with `polystem tune`, as a user would; a quick one takes the settings in force.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.bare import BareLoop
 from bench.models import NANO, SMOLLM2, model_path
 from bench.record import Figure, Goal, Model, hand_in, read_arguments, tell
 from bench.replay import Replayer, aggregate_tps, alphabet_of, draw_tokens
-from bench.servers import polystem_server, settings_of
+from bench.servers import polystem_server, settings_of, tune_model
 from polystem.engine.remote import RemoteClient
 
 PREFIX_TOKENS = 1216
@@ -79,6 +80,8 @@ async def measure(name: str, quick: bool) -> tuple[list[Figure], dict[str, Any]]
     """All figures of one model."""
     goal = GOAL if name == SMOLLM2 else None
     path, figures = model_path(name), list[Figure]()
+    if not quick:
+        await tune_model(path)
     async with polystem_server(path, cells=CELLS, sequences=SEQUENCES) as url, RemoteClient(url) as client:
         settings = await settings_of(client)
         prefix = draw_tokens("decode", PREFIX_TOKENS, await alphabet_of(client))

@@ -14,9 +14,17 @@ from polystem.clock import SystemClock
 from polystem.engine.remote import RemoteClient
 from polystem.harness.own_server import own_server
 
-__all__ = ["llama_server", "polystem_server", "settings_of"]
+__all__ = ["llama_server", "polystem_server", "settings_of", "tune_model"]
 
 READY_LIMIT_S = 300.0
+
+
+async def tune_model(model: Path) -> None:
+    """`polystem tune`, as a user would run it before serving; its table goes to stderr, beside the progress."""
+    command = [sys.executable, "-m", "polystem", "tune", str(model)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
+    if await process.wait() != 0:
+        raise RuntimeError(f"polystem tune ended with {process.returncode}")
 
 
 @asynccontextmanager
