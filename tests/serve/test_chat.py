@@ -45,9 +45,11 @@ def request_of(*, info: EngineInfo = INFO, **fields: Any) -> Request:
 
 async def test_an_answer_has_the_shape_of_openai() -> None:
     async with serving(Answer("Good day.")) as served:
-        body = (await served.chat(model="scripted")).json()
+        response = await served.chat(model="scripted")
+    body = response.json()
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
+    assert response.headers["x-request-id"] == body["id"]
     assert body["model"] == "scripted"
     [choice] = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Good day.", "refusal": None}
@@ -63,6 +65,7 @@ async def test_a_stream_says_the_same_as_a_whole_answer() -> None:
         response = await served.chat(stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = events_of(response.content)
+    assert {event["id"] for event in events} == {response.headers["x-request-id"]}
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(delta.get("content", "") for delta in deltas) == "Grüße, Welt ✓"

@@ -20,7 +20,7 @@ from polystem.serve.shapes import ChatCompletion, ModelFacts, ModelList, TextCom
 from polystem.serve.turns import StreamedTurn, WholeTurn
 
 OWNER = "polystem"
-RUN_ERRORS = errors_of(400, 401, 404, 413, 429, 500, 503, 504)
+RUN_ERRORS = errors_of(400, 401, 404, 409, 413, 429, 500, 503, 504)
 
 
 def openai_routes(desk: Desk) -> APIRouter:

@@ -26,6 +26,7 @@ End: TypeAlias = Literal["drained", "cut"]
 Tell: TypeAlias = Callable[[str], None]
 BACKLOG = 512
 FLUSH_S = 5
+KEEP_ALIVE_S = 75  # agents come back after a tool call; a connection that was closed meanwhile costs them a retry
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -67,6 +68,7 @@ def _config_of(fleet: Fleet, settings: ServeSettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,
     )
 

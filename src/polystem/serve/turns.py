@@ -30,6 +30,7 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+ID_HEADER = "x-request-id"
 
 
 class Answer(Protocol):
@@ -59,7 +60,7 @@ class WholeTurn(Response):
         except Exception:
             meter.failed()
             raise
-        await json_response(body)(scope, receive, send)
+        await json_response(body, headers={ID_HEADER: self._request.id})(scope, receive, send)
 
     async def _gather(self, meter: TurnMeter) -> dict[str, Any]:
         last = Delta()
@@ -83,7 +84,7 @@ class StreamedTurn(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = self._desk.metrics.turn(self._desk.clock)
-        stream = _Stream(send)
+        stream = _Stream(send, self._request.id)
         try:
             await self._desk.bounded(self._run(stream, meter), receive)
         except ClientLeft:
@@ -113,13 +114,14 @@ class StreamedTurn(Response):
 class _Stream:
     """The response of a stream: headers once, then bytes."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self._headers = [*STREAM_HEADERS, (ID_HEADER.encode(), request_id.encode())]
         self.is_open = False
 
     async def open(self, first: bytes) -> None:
         self.is_open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         if first:
             await self.write(first)
 
