@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from polystem.errors import RecordError
+from polystem.harness.errand import DropCause
 from polystem.harness.record import RecordWriter, read_record, write_manifest
 from polystem.harness.rows import KINDS, VERSION, TurnRow
 from tests.harness.records import MANIFEST, RECORD, ROWS, TURN
@@ -35,6 +39,19 @@ def test_what_was_written_comes_back_equal(folder: Path) -> None:
 
 def test_the_example_has_a_row_of_every_kind() -> None:
     assert {type(row) for row in ROWS} == set(KINDS.values())
+
+
+def test_the_docs_name_every_field_of_every_row(repository: Path) -> None:
+    page = (repository / "docs" / "courier.md").read_text("utf-8")
+    for kind, row_type in KINDS.items():
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{kind}` |"))
+        assert re.findall(r"`(\w+)`", line)[1:] == [entry.name for entry in fields(row_type)]
+
+
+def test_the_docs_name_every_cause_of_a_drop(repository: Path) -> None:
+    page = (repository / "docs" / "courier.md").read_text("utf-8")
+    causes = page[page.index("## Outcomes") : page.index("## Figures")]
+    assert re.findall(r"^\| `(\w+)` \|", causes, re.MULTILINE) == list(get_args(DropCause))
 
 
 def test_a_run_stopped_in_mid_row_is_read_up_to_there(folder: Path) -> None:

@@ -13,6 +13,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
+from openai import NotFoundError
 
 from polystem.engine.remote import RemoteClient
 from polystem.engine.scripted import Answer, ScriptedEngine, ScriptedSettings
@@ -45,7 +46,7 @@ async def url(engine: ScriptedEngine) -> AsyncGenerator[str, None]:
 
 @pytest.fixture
 def model(url: str) -> ChatPolystem:
-    return ChatPolystem(base_url=f"{url}/v1", model="scripted", temperature=0)
+    return ChatPolystem(base_url=f"{url}/v1", temperature=0)
 
 
 async def session_ids(url: str) -> list[str]:
@@ -164,6 +165,13 @@ async def test_a_langgraph_thread_is_a_session_and_its_kv_is_continued(
     assert cached_tokens(later) > opening.usage_metadata["input_tokens"]
     await model.aclose_session("courier-7")
     assert await session_ids(url) == []
+
+
+async def test_a_model_that_is_named_must_be_the_one_served(model: ChatPolystem, url: str) -> None:
+    named = ChatPolystem(base_url=f"{url}/v1", model="scripted")
+    assert (await named.ainvoke([ORDER])).content
+    with pytest.raises(NotFoundError, match="'other' is not served here"):
+        await ChatPolystem(base_url=f"{url}/v1", model="other").ainvoke([ORDER])
 
 
 async def test_a_released_pool_is_gone_and_told_so(model: ChatPolystem) -> None:

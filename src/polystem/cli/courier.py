@@ -230,7 +230,7 @@ def _range(name: str, text: str, kind: type[Number]) -> tuple[Number, Number]:
 
 
 def _folder(out: Path | None, *, overwrite: bool) -> Path:
-    folder = out or Path(f"courier-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    folder = out or Path(f"courier-{datetime.fromtimestamp(SystemClock().wall_s(), UTC):%Y%m%d-%H%M%S}")
     if (folder / MANIFEST_NAME).exists() and not overwrite:
         raise ConfigError(f"{folder} holds a record already", hint="name another folder, or add --overwrite")
     try:

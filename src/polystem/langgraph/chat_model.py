@@ -38,14 +38,14 @@ def _key_from_environment() -> SecretStr:
 
 
 class ChatPolystem(ChatOpenAI):
-    """A chat model on a polystem server; by default the one on this machine.
+    """A chat model on a polystem server; by default the one on this machine, and the model that it serves.
 
     `pool_id` names the pool to grow from; `with_pool` makes one and gives the model bound to it. `session_id` names the
     conversation; without one, the `thread_id` of the LangGraph thread that calls is taken. Agents that run at the same
     time need threads, or session ids, of their own.
     """
 
-    model_name: str = Field(default="courier-nano", alias="model")
+    model_name: str = Field(default="", alias="model")
     openai_api_base: str | None = Field(default=DEFAULT_URL, alias="base_url")
     openai_api_key: Any = Field(default_factory=_key_from_environment, alias="api_key")
     stream_usage: bool | None = True
@@ -159,7 +159,8 @@ class ChatPolystem(ChatOpenAI):
         payload = cast("dict[str, Any]", super()._get_request_payload(input_, stop=stop, **kwargs))  # pyright: ignore[reportUnknownMemberType] # bare dict
         named = {"session_id": session_id, "pool_id": pool_id}
         given = {name: value for name, value in named.items() if value is not None}
-        return payload | {"extra_body": (payload.get("extra_body") or {}) | given}
+        named_model = {"model": self.model_name or None}
+        return payload | named_model | {"extra_body": (payload.get("extra_body") or {}) | given}
 
     def _create_chat_result(
         self, response: dict[str, Any] | openai.BaseModel, generation_info: dict[str, Any] | None = None
