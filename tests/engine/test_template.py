@@ -201,6 +201,16 @@ def test_a_template_that_wants_null_beside_calls_gets_null() -> None:
     assert text == 'Go.{"hub": "Älder", "a": 1}'
 
 
+def test_call_ids_stay_as_the_client_sent_them() -> None:
+    source = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
+        "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.id }}"
+        "{{ call.function.arguments | tojson }}{% endfor %}{{ message.tool_call_id }}{% endfor %}"
+    )
+    text = ChatTemplate(source).render(chat(CALLED, ANSWERED), generation_prompt=True)
+    assert text == 'call_1{"hub": "Älder", "a": 1}You are at Älder.call_1'
+
+
 def test_mistral_gets_call_ids_of_nine_letters_that_agree() -> None:
     source = (
         "{# [TOOL_CALLS] #}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"

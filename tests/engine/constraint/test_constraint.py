@@ -308,6 +308,15 @@ def test_whatever_a_forced_call_s_grammar_lets_through_parses_into_valid_calls(
             assert needed <= set(arguments) <= keys, text
 
 
+@pytest.mark.parametrize("tool_format", ["llama3", "json", "gemma"])
+@pytest.mark.parametrize("text", ['{"name": "fly", "parameters": {}}', "[1]", ' {"hub": 1}'])
+def test_where_a_bracket_opens_a_call_words_do_not_begin_with_one(
+    compiler: ConstraintCompiler, tool_format: str, text: str
+) -> None:
+    asked = request(tools=(replace(DRIVE, strict=True),))
+    assert not takes(constraint(compiler, asked, tool_format), text)
+
+
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS)
 def test_every_family_lets_strict_tools_answer_in_words_or_call(compiler: ConstraintCompiler, tool_format: str) -> None:
     asked = request(tools=(replace(DRIVE, strict=True), replace(WEIGH, strict=True)))

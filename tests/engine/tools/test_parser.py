@@ -199,6 +199,7 @@ def test_arguments_in_tags_get_the_types_of_the_schema() -> None:
         ("hermes", '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "drive", "arguments": 5}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "dri\\u0000ve", "arguments": {}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "drive", "arg'),
         ("hermes", "a < b, <tool, <tool_call"),
         ("hermes", '{"name": "drive", "arguments": {}}'),

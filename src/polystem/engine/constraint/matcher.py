@@ -19,7 +19,6 @@ from polystem.errors import ConstraintError
 __all__ = ["Constraint", "ConstraintCompiler"]
 
 KEPT_GRAMMARS = 64
-_CONTROL_MARK = b"\xff"
 
 
 class Constraint:
@@ -92,17 +91,13 @@ class ConstraintCompiler:
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance's wrapper reads it: control tokens carry a mark that no text can hold."""
+    """A vocabulary as llguidance's wrapper reads it."""
 
     def __init__(self, token_bytes: Sequence[bytes], eos_tokens: Sequence[int], control: Collection[int]) -> None:
-        special = {*control, *eos_tokens}
         self.eos_token_id = eos_tokens[0]
         self.bos_token_id = None
-        self.special_token_ids = sorted(special)
-        self.tokens = [
-            _CONTROL_MARK + (piece or b"<%d>" % token) if token in special else piece
-            for token, piece in enumerate(token_bytes)
-        ]
+        self.special_token_ids = sorted({*control, *eos_tokens})
+        self.tokens = list(token_bytes)
 
     def __call__(self, text: bytes) -> list[int]:
         """Grammars force no tokens (see `lark`), so that llguidance never has to tokenise."""
