@@ -322,7 +322,7 @@ class Fleet:
             running=running,
             waiting=len(self._turns) - running,
             pools=self.pools(),
-            counters=self._tally.now,
+            counters=replace(self._tally.now, branches_reclaimed=self._ledger.reclaimed),
             draining=self._draining,
             engine_lost=self._supervisor.lost,
         )

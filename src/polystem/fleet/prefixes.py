@@ -136,8 +136,9 @@ class PrefixWatch:
         for flight in self._flights:
             account = flight.account
             if account is not None and self._ledger.holds(account) and flight is not turn and _apart(flight, turn):
-                tokens = min(lendable_tokens(flight.path, turn.path), self._prefilled_tokens(flight))
-                yield Sighting(tokens, account=account)
+                tokens = lendable_tokens(flight.path, turn.path)
+                if self._prefilled_tokens(flight) >= tokens:
+                    yield Sighting(tokens, account=account)
 
     def _coming(self, turn: Turn) -> Iterator[Sighting]:
         """Turns ahead of this one that will hold part of its prompt."""

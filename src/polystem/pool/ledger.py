@@ -76,9 +76,9 @@ class Room:
 
 
 class CellLedger:
-    """The accounts and pools of one context. `epoch` counts how often the engine has started.
+    """The accounts and pools of one context.
 
-    The totals are 0, so that nothing can be booked, until the engine has told its sizes.
+    `epoch` counts how often the engine has started, `reclaimed` how many branches were dropped to make room. The totals are 0, so that nothing can be booked, until the engine has told its sizes.
     """
 
     def __init__(self, cells_total: int = 0, sequences_total: int = 0) -> None:
@@ -87,6 +87,7 @@ class CellLedger:
         self.tree = PoolTree()
         self.accounts: dict[BranchId, Account] = {}
         self.epoch = 1
+        self.reclaimed = 0
 
     # --- what is held ---------------------------------------------------------------------------------------------
 
@@ -156,6 +157,7 @@ class CellLedger:
             if victim is None:
                 break
             dropped.append(victim)
+        self.reclaimed += len(dropped)
         return dropped
 
     def _next_victim(self, own: BranchId | None, spare: Collection[BranchId]) -> Holder | None:
