@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from polystem.engine.llama import LlamaSettings
+from polystem.engine.llama import LlamaEngine, LlamaSettings
+from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.llama.native import library_build
 from polystem.engine.llama.tuned import settle_tuned
 from polystem.engine.machine import this_machine
@@ -53,3 +54,19 @@ def test_attention_and_cache_types_are_taken_together_or_not_at_all(store: Tuned
 
 def test_another_model_is_not_tuned(store: TunedStore) -> None:
     assert settle_tuned(OPEN, "other", store=store) == OPEN
+
+
+@pytest.mark.native
+@pytest.mark.anyio
+async def test_an_engine_runs_with_what_was_tuned_for_its_model(
+    bundled_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    tuned = TunedSettings(threads=1, threads_batch=1, flash_attention=False, micro_batch_tokens=128, repack=False)
+    TunedStore().put(TunedEntry(sha256_of(bundled_model), library_build(), this_machine().name, tuned, 0.0, {}))
+    engine = LlamaEngine(LlamaSettings(bundled_model, cells=512, sequences=4, process="thread"))
+    await engine.start()
+    try:
+        assert {name: engine.info.settings[name] for name in tuned.told()} == tuned.told()
+    finally:
+        await engine.aclose()
