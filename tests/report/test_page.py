@@ -69,9 +69,15 @@ def test_an_arm_that_was_never_begun_is_not_called_delivered() -> None:
     assert "Not all delivered: pooled 2 of 2." in Reader(report_html(record)).text
 
 
-def test_a_run_that_was_stopped_is_told_apart() -> None:
-    assert "was stopped before its end" in Reader(report_html(replace(RECORD, cut=True))).text
-    assert "was stopped before its end" not in Reader(report_html(RECORD)).text
+STOPPED = "was stopped before its end"
+
+
+@pytest.mark.parametrize(
+    "record", [replace(RECORD, cut=True), Record(MANIFEST, ROWS[:-1]), Record(MANIFEST, ROWS[:1]), Record(MANIFEST, ())]
+)
+def test_a_run_that_was_stopped_is_told_apart(record: Record) -> None:
+    assert STOPPED in Reader(report_html(record)).text
+    assert STOPPED not in Reader(report_html(RECORD)).text
 
 
 def test_the_page_loads_nothing() -> None:

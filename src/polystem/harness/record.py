@@ -69,7 +69,7 @@ RowT = TypeVar("RowT", ArmRow, TurnRow, ToolRow, RetryRow, PackageRow, SampleRow
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run as read back. `cut` is true where the last row was not written whole: the run was stopped by force."""
+    """A run as read back. `cut` is true where the last row was not written whole."""
 
     manifest: Manifest
     rows: tuple[Row, ...]
@@ -84,6 +84,12 @@ class Record:
         if key not in self._by_type:
             self._by_type[key] = tuple(row for row in self.rows if type(row) is row_type and row.arm == arm)
         return cast("tuple[RowT, ...]", self._by_type[key])
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run was stopped before the end of its last arm."""
+        ended = {row.arm for row in self.rows if isinstance(row, ArmRow) and row.event == "end"}
+        return self.cut or not set(self.manifest.arms) <= ended
 
     def arms(self) -> tuple[str, ...]:
         """The arms that were begun, in order."""

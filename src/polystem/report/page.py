@@ -64,7 +64,7 @@ def _verdict(record: Record, summaries: Sequence[ArmSummary]) -> str:
     cut = element("p", "The run was stopped before its end: this is what it had recorded.", class_="cut")
     return (
         f'<header class="{"good" if whole else "bad"}">{element("p", "Courier report", class_="kicker")}'
-        f"{element('h1', headline(manifest, summaries))}{cut if record.cut else ''}"
+        f"{element('h1', headline(manifest, summaries))}{cut if record.unfinished else ''}"
         f"{''.join(element('p', line) for line in lines)}{element('p', _what_ran(manifest), class_='what')}</header>"
     )
 

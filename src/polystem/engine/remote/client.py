@@ -30,6 +30,7 @@ __all__ = ["RemoteClient"]
 
 CONNECT_LIMIT_S = 10.0
 CONTROL_LIMIT_S = 60.0
+KEEP_ALIVE_S = 3.0  # below the 5 s after which common servers close: a request sent at that moment would be lost
 DEFAULT_RETRY_AFTER_S = 2.0
 _KINDS: dict[int, type[PolystemError]] = {401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict}
 
@@ -47,7 +48,7 @@ class RemoteClient:
 
     async def __aenter__(self) -> Self:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT_S)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector, timeout=limits, headers=self._headers)
         return self
 
