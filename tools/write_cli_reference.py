@@ -90,6 +90,8 @@ def _default(parameter: Any, meaning: str) -> str:
         return "required"
     if named := _NAMED_DEFAULT.search(meaning):
         return named.group(1)
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
     if value is None or value is False or value == [] or callable(value):
         return ""
     return f"`{value.value if isinstance(value, Enum) else value}`"

@@ -47,6 +47,7 @@ def test_the_help_of_serve_shows_how_to_start_and_what_every_flag_is(
     assert run(["serve", "--help"]) == 0
     text = capsys.readouterr().out
     assert "polystem serve --model" in text
+    assert "[default: (8192)]" in text
     flags = set(re.findall(r"--([a-z-]+)", text)) - {"help", "config", "no-auto-pool"}
     assert flags <= {setting.name.replace("_", "-") for setting in SETTINGS}
     assert {"model", "host", "port", "cells", "context", "sequences", "threads", "auto-pool", "api-key"} <= flags

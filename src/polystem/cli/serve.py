@@ -28,34 +28,36 @@ Without any option the bundled model, courier-nano, is served on http://127.0.0.
 
   polystem serve --host 0.0.0.0 --api-key-file keys.txt
 
-A KV cell holds one token of one prompt. --cells is how many there are for all requests together; a prefix that is
-shared takes its cells once. GET /kv shows who holds them, POST /polykv/pools stores a prefix, --auto-pool finds
-prefixes by itself.
+A KV cell holds one token of one prompt. --cells is how many there are for all requests together; \
+a prefix that is shared takes its cells once. GET /kv shows who holds them, POST /polykv/pools stores a prefix, \
+--auto-pool finds prefixes by itself.
 
-Every option is also a key of a TOML file (--config) and an environment variable: --max-body-bytes is max_body_bytes and
-POLYSTEM_MAX_BODY_BYTES. Flags win over the environment, the environment over the file.
+Every option is also a key of a TOML file (--config) and an environment variable: --max-body-bytes is \
+max_body_bytes and POLYSTEM_MAX_BODY_BYTES. Flags win over the environment, the environment over the file.
 
 The first Ctrl-C or SIGTERM lets running requests finish; the second ends at once.
 """
 
 ModelFlag = Annotated[
-    str | None, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'. [default: {BUNDLED_MODEL}]")
+    str | None, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.", show_default=BUNDLED_MODEL)
 ]
-NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire. [default: the file's name]")]
+NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire.", show_default="the file's name")]
 AliasFlag = Annotated[list[str] | None, typer.Option(metavar="NAME", help="One more name for the model; repeatable.")]
-HostFlag = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")]
-PortFlag = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one. [default: 8080]")]
-CellsFlag = Annotated[int | None, typer.Option(help="KV cells for all requests together. [default: 8192]")]
+HostFlag = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+PortFlag = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default="8080")]
+CellsFlag = Annotated[int | None, typer.Option(help="KV cells for all requests together.", show_default="8192")]
 ContextFlag = Annotated[
-    int | None, typer.Option(metavar="TOKENS", help="Most tokens of one request. [default: the model's]")
+    int | None, typer.Option(metavar="TOKENS", help="Most tokens of one request.", show_default="the model's")
 ]
-SequencesFlag = Annotated[int | None, typer.Option(help="Most pools and sessions at once, up to 256. [default: 64]")]
-ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step. [default: by cores]")]
+SequencesFlag = Annotated[
+    int | None, typer.Option(help="Most pools and sessions at once, up to 256.", show_default="64")
+]
+ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step.", show_default="by cores")]
 TemplateFlag = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Chat template (jinja2). [default: the one in the model file]")
+    str | None, typer.Option(metavar="FILE", help="Chat template (jinja2).", show_default="the one in the model file")
 ]
 ToolFormatFlag = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"{', '.join(TOOL_FORMATS)}. [default: by the chat template]")
+    str | None, typer.Option(metavar="NAME", help=f"{', '.join(TOOL_FORMATS)}.", show_default="by the chat template")
 ]
 AutoPoolFlag = Annotated[
     bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
@@ -64,11 +66,17 @@ KeyFlag = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="Let in who sends this key; repeatable. Needed off loopback.")
 ]
 KeyFileFlag = Annotated[str | None, typer.Option(metavar="FILE", help="A file of keys, one a line.")]
-BodyFlag = Annotated[int | None, typer.Option(help="Largest request body. [default: 8388608]")]
-TimeoutFlag = Annotated[float | None, typer.Option(help="Longest time one request may take. [default: 600]")]
-GraceFlag = Annotated[float | None, typer.Option(help="How long running requests may go on at the end. [default: 30]")]
-LogFlag = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error. [default: warning]")]
-ConfigFlag = Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings file. [env: POLYSTEM_CONFIG]")]
+BodyFlag = Annotated[int | None, typer.Option(help="Largest request body.", show_default="8388608")]
+TimeoutFlag = Annotated[float | None, typer.Option(help="Longest time one request may take.", show_default="600")]
+GraceFlag = Annotated[
+    float | None, typer.Option(help="How long running requests may go on at the end.", show_default="30")
+]
+LogFlag = Annotated[
+    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error.", show_default="warning")
+]
+ConfigFlag = Annotated[
+    Path | None, typer.Option(metavar="FILE.toml", help="Settings file, also named by POLYSTEM_CONFIG.")
+]
 
 
 def register(app: typer.Typer) -> None:
