@@ -29,7 +29,7 @@ def shown_progress(console: Console) -> Generator[CourierProgress, None, None]:
     if not console.is_terminal:
         yield LineProgress(console)
         return
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
+    with Live("waiting for the server", console=console, refresh_per_second=4, transient=True) as live:
         yield LiveProgress(live)
 
 

@@ -22,6 +22,8 @@
     legend: { top: 6, textStyle: { color: colour("ink") }, inactiveColor: colour("rule") }, ...more,
   });
 
+  const lineLegend = () => ({ ...frame({}).legend, itemWidth: 36, itemStyle: { opacity: 0 } });
+
   const draw = (id, options, height) => {
     const box = document.getElementById(id);
     if (!box) return;
@@ -49,7 +51,10 @@
 
   const timeLine = (lines) => () => frame({
     grid: { left: 150, right: 24, top: 44, bottom: 92 },
-    xAxis: axis("seconds since the arm began", { type: "value", min: 0, max: Math.ceil(longest() * 10) / 10 }),
+    xAxis: axis("seconds since the arm began", {
+      type: "value", min: 0, max: Math.ceil(longest() * 10) / 10,
+      axisLabel: { color: colour("soft"), showMaxLabel: false },
+    }),
     yAxis: axis("", {
       type: "category", inverse: true, data: lines.map((line) => line.package + " " + line.end), splitLine: { show: false },
       axisLabel: {
@@ -69,7 +74,7 @@
 
   const rates = () => frame({
     tooltip: { ...frame({}).tooltip, trigger: "axis" },
-    legend: { ...frame({}).legend, data: Object.keys(data.rates) },
+    legend: { ...lineLegend(), data: Object.keys(data.rates) },
     xAxis: axis("step", { type: "value", min: 1, minInterval: 1 }),
     yAxis: axis("tokens per second", { type: "value", min: 0, nameGap: 50 }),
     series: Object.entries(data.rates).flatMap(([arm, rows]) => [
@@ -91,6 +96,7 @@
 
   const cells = () => frame({
     tooltip: { ...frame({}).tooltip, trigger: "axis" },
+    legend: lineLegend(),
     xAxis: axis("seconds since the arm began", { type: "value", min: 0 }),
     yAxis: axis("KV cells", { type: "value", min: 0, nameGap: 56 }),
     series: Object.entries(data.cells).flatMap(([arm, rows]) => [
