@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -203,6 +204,14 @@ def test_a_batch_that_llama_cpp_has_no_room_for_is_cut_until_one_stream_fails() 
     driver.run(*(answer(n, range(n, n + 8), 12) for n in (1, 2)))
     assert driver.tokens(1) == expected(range(1, 9), 12)
     assert isinstance(driver.error(2), CellsExhausted)
+
+
+def test_a_job_that_its_sampling_fails_for_falls_alone() -> None:
+    driver = Driver()
+    odd = replace(answer(2, [7, 8], 6), sampling=Sampling(temperature=0.0, logit_bias={VOCAB + 5: 1.0}))
+    driver.run(answer(1, [1, 2, 3], 6), odd)
+    assert driver.tokens(1) == expected([1, 2, 3], 6)
+    assert "on this request alone (IndexError" in str(driver.error(2))
 
 
 def test_any_other_failure_ends_the_loop() -> None:

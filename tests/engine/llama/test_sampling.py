@@ -102,6 +102,10 @@ def test_a_seed_repeats_itself_and_another_does_not() -> None:
     assert first != other
 
 
+def test_a_seed_below_zero_is_a_seed() -> None:
+    assert drawn(Sampling(seed=-1), row(1.0, 1.0), times=50) == drawn(Sampling(seed=2**64 - 1), row(1.0, 1.0), times=50)
+
+
 def test_without_a_seed_two_runs_differ() -> None:
     flat = np.zeros(1000, np.float32)
     samplers = (Sampler(Sampling()), Sampler(Sampling()))

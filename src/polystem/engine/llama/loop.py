@@ -19,7 +19,7 @@ from polystem.engine.constraint import Grammar
 from polystem.engine.llama.branches import Branch, BranchTable, SequenceMemory
 from polystem.engine.llama.cells import CellMap
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
-from polystem.engine.llama.sampling import RawLogprobs, TokenConstraint
+from polystem.engine.llama.sampling import RawLogprobs, Sampler, TokenConstraint
 from polystem.engine.llama.schedule import StepPlan, plan_step, smaller
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.stream import Stream
@@ -124,7 +124,7 @@ class DecodeLoop:
 
     def _admit(self, job: Job) -> None:
         try:
-            constraint = None if job.grammar is None else self._compile(job.grammar)
+            sampler = self._sampler(job)
             if job.kind == "hold" and self._table.get(job.placement.branch) is not None:
                 raise Conflict(f"branch {job.placement.branch} exists already; drop it first or use another id")
             limit = len(job.tokens) if job.kind == "hold" else len(job.tokens) - 1
@@ -133,13 +133,20 @@ class DecodeLoop:
             self._events.append((job.ticket, ERROR, error_fields(exc)))
             return
         stream = Stream(
-            job, attachment, pieces=self._pieces, eog=self._eog, constraint=constraint, now_s=self._now()
+            job, attachment, pieces=self._pieces, eog=self._eog, sampler=sampler, now_s=self._now()
         )  # fmt: skip
         stream.branch.ticket = job.ticket
         self._touched.add(stream.branch.id)
         self._streams[job.ticket] = stream
         if not stream.prefill_left:  # a hold that another branch covers whole
             self._end(stream, (job.ticket, DONE))
+
+    def _sampler(self, job: Job) -> Sampler:
+        """The job's sampling state; made before it takes cells, so that a job it fails for leaves nothing behind."""
+        try:
+            return Sampler(job.sampling, None if job.grammar is None else self._compile(job.grammar))
+        except Exception as exc:
+            raise contained(exc) from exc
 
     def _leave(self, cancel: Cancel) -> None:
         stream = self._streams.pop(cancel.ticket, None)
@@ -341,5 +348,12 @@ def _draw_one(stream: Stream, row: FloatRows) -> tuple[int, RawLogprobs | None] 
         return int(row.argmax()), None
     try:
         return stream.draw(row)
-    except PolystemError as exc:
-        return exc
+    except Exception as exc:
+        return contained(exc)
+
+
+def contained(error: Exception) -> PolystemError:
+    """What one job is told that failed alone: the others on the engine must not fall with it."""
+    if isinstance(error, PolystemError):
+        return error
+    return PolystemError(f"the engine failed on this request alone ({type(error).__name__}: {error}); please report it")

@@ -18,6 +18,8 @@ Row = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
 RawLogprobs = tuple[int, float, tuple[tuple[int, float], ...]]
 _BLOCK_TOKENS = 256
+SEEDS = 2**64
+"""numpy takes seeds from 0 on; a negative one is folded, as C would read its 64 bits."""
 
 
 class TokenConstraint(Protocol):
@@ -37,7 +39,8 @@ class Sampler:
     def __init__(self, sampling: Sampling, constraint: TokenConstraint | None = None) -> None:
         self._sampling = sampling
         self.constraint = constraint
-        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
+        seed = None if sampling.seed is None else sampling.seed % SEEDS
+        self._random = np.random.Generator(np.random.PCG64(seed))
         self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.intp, len(sampling.logit_bias))
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
         self._penalises = (

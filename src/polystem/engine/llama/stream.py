@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from polystem.engine.llama.branches import Attachment, Branch
-from polystem.engine.llama.sampling import RawLogprobs, Row, Sampler, TokenConstraint
+from polystem.engine.llama.sampling import RawLogprobs, Row, Sampler
 from polystem.engine.llama.text import PieceTable, StreamText
 from polystem.engine.llama.wire import TOKENS, End, Event, Job
 
@@ -24,13 +24,13 @@ class Stream:
 
     def __init__(
         self, job: Job, attachment: Attachment, *, pieces: PieceTable, eog: frozenset[int],
-        constraint: TokenConstraint | None, now_s: float,
+        sampler: Sampler, now_s: float,
     ) -> None:  # fmt: skip
         self.job = job
         self.branch: Branch = attachment.branch
         self.prefill_left = len(job.tokens) - attachment.cached_tokens
         self.pending = -1
-        self.sampler = Sampler(job.sampling, constraint)
+        self.sampler = sampler
         self._text = StreamText(pieces, job.stop)
         self._pieces = pieces
         self._eog = eog

@@ -141,7 +141,7 @@ def error_of(fields: tuple[Any, ...]) -> PolystemError:
     if name == "SequencesExhausted":
         return SequencesExhausted(limit=rest[0])
     kinds: tuple[type[PolystemError], ...] = (
-        BadRequest, ConfigError, Conflict, ConstraintError, EngineBuildError, ModelFileError, SetupError,
+        BadRequest, ConfigError, Conflict, ConstraintError, EngineBuildError, ModelFileError, PolystemError, SetupError,
     )  # fmt: skip
     kind = next((kind for kind in kinds if kind.__name__ == name), EngineBuildError)
     return kind(rest[0], hint=rest[1])
