@@ -56,6 +56,18 @@ async def test_a_drain_refuses_whoever_waits_for_cells() -> None:
         await drain
 
 
+async def test_a_turn_that_is_ended_before_its_first_step_is_over_too() -> None:
+    async with staged() as stage:
+        turn = asyncio.create_task(run(stage.fleet, asking("a" * 50, 500)))
+        end = asyncio.create_task(stage.fleet.drain(0.0))
+        await asyncio.sleep(0)
+        await stage.steps(2)
+        assert end.done()
+        with pytest.raises(Draining):
+            await turn
+        assert stage.fleet.statistics().waiting == 0
+
+
 async def test_closing_ends_everything_and_may_be_repeated() -> None:
     async with staged() as stage:
         turn = asyncio.create_task(run(stage.fleet, asking("a" * 50, 500)))

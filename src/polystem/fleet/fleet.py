@@ -53,7 +53,7 @@ class Fleet:
         self.settings = settings = settings or FleetSettings()
         self._clock = clock = clock or SystemClock()
         self._tally = Tally()
-        self._turns: set[Turn] = set()
+        self._turns: dict[Turn, None] = {}  # in the order of arrival
         self._all_ended = asyncio.Event()
         self._all_ended.set()
         self._draining = False
@@ -100,24 +100,24 @@ class Fleet:
 
     def _begin(self, turn: Turn) -> None:
         self._tally.add(turns_begun=1)
-        self._turns.add(turn)
+        self._turns[turn] = None
         self._all_ended.clear()
-        turn.run(self._live(turn))
+        turn.run(self._live(turn), self._ended)
+
+    def _ended(self, turn: Turn, *, cancelled: bool) -> None:
+        """Called when the turn's task is over, even where it was cancelled before its first step."""
+        self._tally.add(turns_cancelled=int(cancelled))
+        del self._turns[turn]
+        if not self._turns:
+            self._all_ended.set()
 
     async def _live(self, turn: Turn) -> None:
         """A turn from its arrival to the settling of its cells, in the turn's own task."""
         try:
             await self._through_the_lanes(turn)
-        except asyncio.CancelledError:
-            self._tally.add(turns_cancelled=1)
-            raise
         except Exception as error:
             self._tally.add(turns_failed=1)
             turn.fail(error)
-        finally:
-            self._turns.discard(turn)
-            if not self._turns:
-                self._all_ended.set()
 
     async def _through_the_lanes(self, turn: Turn) -> None:
         async with self._lane(turn) as turn.session:

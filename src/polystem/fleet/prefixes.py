@@ -61,7 +61,10 @@ class PrefixWatch:
 
     @contextmanager
     def present(self, turn: Turn) -> Generator[None, None, None]:
-        """The turn counts as seen from now on; those behind it are woken when it is over."""
+        """The turn counts as seen from now on; those behind it are woken when it is over.
+
+        A session has one turn present at a time, so that its own turns are never taken for two sightings.
+        """
         self._flights.append(turn)
         try:
             yield
@@ -135,7 +138,7 @@ class PrefixWatch:
                 yield Sighting(min(lendable_tokens(session.path, turn.path), account.tokens), account=account)
         for flight in self._flights:
             account = flight.account
-            if account is not None and self._ledger.holds(account) and flight is not turn and _apart(flight, turn):
+            if account is not None and self._ledger.holds(account) and flight is not turn:
                 tokens = lendable_tokens(flight.path, turn.path)
                 if self._prefilled_tokens(flight) >= tokens:
                     yield Sighting(tokens, account=account)
@@ -143,7 +146,7 @@ class PrefixWatch:
     def _coming(self, turn: Turn) -> Iterator[Sighting]:
         """Turns ahead of this one that will hold part of its prompt."""
         for flight in self._flights[: self._flights.index(turn)]:
-            if _apart(flight, turn) and not flight.prefilled.is_set():
+            if not flight.prefilled.is_set():
                 yield Sighting(lendable_tokens(flight.path, turn.path), flight=flight)
 
     def _seen(self, turn: Turn) -> Iterator[Sighting]:
@@ -183,8 +186,3 @@ class PrefixWatch:
 
 def _tokens(sighting: Sighting) -> int:
     return sighting.tokens
-
-
-def _apart(flight: Turn, turn: Turn) -> bool:
-    """Turns of one session do not share by pools; they continue one branch."""
-    return flight.session is None or flight.session is not turn.session

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Protocol
 
 from polystem.engine.protocol import Placement
 from polystem.errors import PolystemError
@@ -31,6 +32,12 @@ class AttachReport:
     pool_len_tokens: int = 0
     shared_tokens: int = 0
     pool_unknown: bool = False
+
+
+class OnEnd(Protocol):
+    """Told when a turn's task is over."""
+
+    def __call__(self, turn: Turn, *, cancelled: bool) -> None: ...
 
 
 class Turn:
@@ -82,9 +89,10 @@ class Turn:
 
     # --- for the fleet --------------------------------------------------------------------------------------------
 
-    def run(self, life: Coroutine[None, None, None]) -> None:
-        """Starts the turn's own task."""
+    def run(self, life: Coroutine[None, None, None], on_end: OnEnd) -> None:
+        """Starts the turn's own task; `on_end` is called before anybody who waits for its end."""
         self._task = asyncio.create_task(life, name=f"turn-{self.request.id}")
+        self._task.add_done_callback(lambda task: on_end(self, cancelled=task.cancelled()))
 
     async def opened(self) -> None:
         """Returns once the first delta is there; raises what kept it from coming."""
