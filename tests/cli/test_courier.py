@@ -75,6 +75,15 @@ def test_a_record_is_not_overwritten_unasked(url: str, tmp_path: Path, capsys: p
     assert run([*arguments, "--overwrite"]) == 0
 
 
+def test_a_run_that_cannot_begin_leaves_no_older_figures(
+    url: str, free_port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["courier", "run", "--out", str(tmp_path), *QUICK]
+    assert run([*arguments, "--base-url", url]) == 0
+    assert run([*arguments, "--base-url", f"http://127.0.0.1:{free_port}", "--overwrite"]) == 5
+    assert run(["report", str(tmp_path)]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

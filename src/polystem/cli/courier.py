@@ -24,7 +24,7 @@ from polystem.errors import ConfigError
 from polystem.harness.figures import figures_of, headline, reduction_lines, summary_json
 from polystem.harness.metrics import ArmSummary, summarise_all
 from polystem.harness.own_server import own_server, serve_arguments
-from polystem.harness.record import MANIFEST_NAME, Record, read_record
+from polystem.harness.record import MANIFEST_NAME, ROWS_NAME, Record, read_record
 from polystem.harness.run import run_courier
 from polystem.harness.settings import Arm, CourierSettings
 
@@ -76,14 +76,20 @@ Number = TypeVar("Number", int, float)
 PackagesFlag = Annotated[int, typer.Option(metavar="N", help="Packages, one agent each.")]
 StepsFlag = Annotated[int, typer.Option(metavar="S", help="Right calls from collect to deliver.")]
 SeedFlag = Annotated[int, typer.Option(metavar="K", help="Draws ids, door codes, routes, delays and lengths.")]
-ArmFlag = Annotated[list[ArmChoice] | None, typer.Option(help="Share one prefix or not; repeatable. [default: pooled]")]
+ArmFlag = Annotated[
+    list[ArmChoice] | None, typer.Option(help="Share one prefix or not; repeatable.", show_default="pooled")
+]
 ModeFlag = Annotated[ModeChoice, typer.Option(help="The model decides, or lengths are replayed.")]
 ConcurrencyFlag = Annotated[int, typer.Option(metavar="C", help="Agents at a time.")]
-UrlFlag = Annotated[str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server. [default: start one]")]
+UrlFlag = Annotated[
+    str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server.", show_default="start one")
+]
 ModelFlag = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME|FILE", help="With --base-url the model's name, else a GGUF file. [default: the bundled model]"
+        metavar="NAME|FILE",
+        help="With --base-url the model's name, else a GGUF file.",
+        show_default="the bundled model",
     ),
 ]
 KeyFlag = Annotated[
@@ -91,7 +97,7 @@ KeyFlag = Annotated[
 ]
 PrefixFlag = Annotated[int, typer.Option(metavar="P", help="Tokens of the prefix that all agents share.")]
 OutFlag = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where the record goes. [default: courier-DATE-TIME]")
+    Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
 ]
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
 ErrorsFlag = Annotated[int, typer.Option(metavar="N", help="Wrong calls after which a package is dropped.")]
@@ -102,8 +108,10 @@ DelayFlag = Annotated[str, typer.Option("--tool-delay-s", metavar="LOW:HIGH", he
 TurnFlag = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Replay: tokens of an answer.")]
 ResultFlag = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Replay: tokens of a tool's result.")]
 OrderFlag = Annotated[int, typer.Option(metavar="N", help="Replay: tokens of the order.")]
-CellsFlag = Annotated[int | None, typer.Option(help="KV cells of the server that is started. [default: enough]")]
-ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of the server that is started.")]
+CellsFlag = Annotated[int | None, typer.Option(help="KV cells of the server that is started.", show_default="enough")]
+ThreadsFlag = Annotated[
+    int | None, typer.Option(help="CPU threads of the server that is started.", show_default="by cores")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")]
 
 
@@ -235,6 +243,8 @@ def _folder(out: Path | None, *, overwrite: bool) -> Path:
         raise ConfigError(f"{folder} holds a record already", hint="name another folder, or add --overwrite")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (MANIFEST_NAME, ROWS_NAME):  # else a run that cannot begin would leave another's figures
+            (folder / name).unlink(missing_ok=True)
     except OSError as exc:
         raise ConfigError(f"cannot make the folder {folder}: {exc.strerror or exc}") from exc
     return folder

@@ -22,7 +22,7 @@ The page holds its data, scripts and styles; it opens without a network and read
 """
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
-OutFlag = Annotated[Path | None, typer.Option(metavar="FILE", help=f"Where to write. [default: DIR/{PAGE_NAME}]")]
+OutFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default=f"DIR/{PAGE_NAME}")]
 
 
 def register(app: typer.Typer) -> None:
