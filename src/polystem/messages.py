@@ -71,7 +71,8 @@ class Sampling:
     """How the next token is drawn.
 
     temperature 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, `repeat_penalty` 1 and the other penalties 0 are off.
-    The penalties look at the last `penalty_window_tokens` tokens. `seed` None draws a fresh one; a seeded run repeats itself.
+    The penalties look at the last `penalty_window_tokens` tokens. `seed` None draws a fresh one; a seeded run repeats
+    itself.
     `logprobs` None reports none; n reports the chosen token and the n most likely (0 to 20).
     """
 
@@ -126,7 +127,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call. `id` and `name` come with the first piece of call number `index`, later pieces add arguments."""
+    """A piece of a tool call: `id` and `name` come with the first piece of call `index`, later pieces add arguments."""
 
     index: int
     id: str | None = None

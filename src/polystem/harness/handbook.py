@@ -1,7 +1,8 @@
 """The courier's handbook: a system prompt of the length that was asked for.
 
-Knows neither tokenizer nor template: the caller counts the tokens of a candidate text, with template and tools around it.
-Invariant: for one seed and one counter the text is always the same, so all packages of a run share it to the last token.
+Knows neither tokenizer nor template: the caller counts the tokens of a candidate text, with template and tools around
+it. Invariant: for one seed and one counter the text is always the same, so all packages of a run share it to the last
+token.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ __all__ = ["SLACK_TOKENS", "PrefixUnreachable", "base_text", "system_text"]
 CountTokens = Callable[[str], int]
 SLACK_TOKENS = 2
 
-_BASE = "You are a courier. Call one tool a turn. Do what the last message says is next. Keep the door code of your order for the end."
+_BASE = (
+    "You are a courier. Call one tool a turn. Do what the last message says is next. "
+    "Keep the door code of your order for the end."
+)
 _AREAS = ("north", "south", "east", "west")
 _WHEN = (
     "At a hub", "On the road", "At the door", "In the rain", "At night", "When the road is closed",
-    "Before you drive", "After a scan", "When you are late", "When the hub is full", "With a heavy package", "At the end of the day",
+    "Before you drive", "After a scan", "When you are late", "When the hub is full", "With a heavy package",
+    "At the end of the day",
 )  # fmt: skip
 _WHAT = (
     "keep the package dry", "look at the map", "wait for a free door", "lock the car", "be kind to people",

@@ -78,7 +78,8 @@ class Room:
 class CellLedger:
     """The accounts and pools of one context.
 
-    `epoch` counts how often the engine has started, `reclaimed` how many branches were dropped to make room. The totals are 0, so that nothing can be booked, until the engine has told its sizes.
+    `epoch` counts how often the engine has started, `reclaimed` how many branches were dropped to make room. The totals
+    are 0, so that nothing can be booked, until the engine has told its sizes.
     """
 
     def __init__(self, cells_total: int = 0, sequences_total: int = 0) -> None:
