@@ -269,6 +269,30 @@ def test_curl_without_a_key_is_told_so(server: RunningServer) -> None:
     assert json.loads(curl(f"{server.url}/health"))["status"] == "ok"
 
 
+ODD: list[dict[str, Any]] = [
+    {"seed": -1},
+    {"seed": 2**63 - 1},
+    {"top_p": 0, "min_p": 1, "top_k": 2**31 - 1},
+    {"temperature": 1e-30, "repeat_penalty": 1e-9, "repeat_last_n": 8192},
+    {"logit_bias": {str(token): -100 for token in range(512)}},
+    {"stop": ["\u0000", "x" * 5000]},
+    {"messages": [{"role": "tool", "content": "\u0000", "tool_call_id": "x"}]},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}},
+    {"response_format": {"type": "regex", "pattern": "(a{1,1000}){1,1000}"}},
+    {"chat_template_kwargs": {"messages": [], "self": 1}},
+    {"messages": [{"role": "user", "content": "x" * 100_000}]},
+]
+
+
+def test_no_request_however_odd_ends_the_engine(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}, timeout=50) as client:
+        boot = client.get("/props").json()["boot"]
+        for fields in ODD:
+            answer = client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 4} | fields)
+            assert answer.status_code in (200, 400), (fields, answer.text)
+        assert client.get("/props").json()["boot"] == boot
+
+
 def test_a_client_that_leaves_frees_its_cells(server: RunningServer) -> None:
     body = {"messages": MESSAGES, "stream": True, "ignore_eos": True, "max_tokens": 1500}
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}, timeout=50) as client:
