@@ -25,6 +25,7 @@ TRAINING_SEEDS = 1_000_000
 """Seeds below this one are never trained on: they are for evaluation, tests and the harness."""
 
 TOOLS_TOKENS = 280
+LENGTH_STEP_TOKENS = 64
 SHORT_STEPS = (2, 6)
 LONGEST_TOKENS = 4_096
 CONTEXT_WEIGHT = 0.1
@@ -40,7 +41,7 @@ class Stage:
 
     `prefix_tokens` None leaves system prompt and tools out. Skips may reach position `skip_to`; 0 skips none.
     In a share of the updates, `short_share`, jobs are short and positions skip: a door code is asked for sooner,
-    so more of them are seen.
+    so more of them are seen. The learning rate goes from one share of its peak to another, in a line.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Stage:
     error_share: float = 0.0
     skip_to: int = 0
     short_share: float = 0.0
+    rate_shares: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def _positions(tokens: int, skip_to: int, dice: random.Random) -> list[int]:
 
 def _collate(rows: list[tuple[list[int], list[float]]], positions: list[list[int]]) -> Batch:
     longest = max(len(ids) for ids, _ in rows)
+    longest += (1 - longest) % LENGTH_STEP_TOKENS  # few shapes: each new one costs the kernels a set-up
     ids = torch.full((len(rows), longest), marks().pad)
     weights = torch.zeros(len(rows), longest)
     places = torch.zeros(len(rows), longest, dtype=torch.long)

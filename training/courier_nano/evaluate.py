@@ -2,22 +2,18 @@
 
 All workers of an arm share one prefix; a package is dropped after `--max-errors` wrong calls.
 Its seed is below those of training.
-Usage: python -m training.courier_nano.evaluate MODEL.gguf [--arms 22:1216:8:F16:100] [--record FILE.json]
+Usage: python -m training.courier_nano.evaluate MODEL.gguf [--arms 22:1216:8:F16:100]
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import platform
 import re
-import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,15 +24,20 @@ from training.courier_nano.llama import Llama, Piece, quantize
 from training.courier_nano.template import Message, render, render_prefix
 
 SEED = 77
+MAX_ERRORS = 3
+THREADS = 2
 TURN_LIMIT_TOKENS = 96
 CELLS_A_STEP = 56
+HEAD = """\
+| quant | steps | prefix tokens | workers | delivered | without error | wrong calls | dropped for |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+TABLE_MARKS = ("<!-- table: python -m bench.courier_nano -->", "<!-- end of table -->")
 END = "<|im_end|>"
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
-DEFAULT_ARMS = (
+ARMS = (
     "22:1216:1:F16:100", "22:1216:8:F16:100", "56:1216:1:F16:100", "56:1216:8:F16:100",
-    "22:383:8:F16:40", "22:875:8:F16:40", "56:383:8:F16:40", "56:875:8:F16:40", "55:1216:8:F16:40", "22:2048:8:F16:40",
-    "22:1216:8:Q8_0:40", "22:1216:8:Q4_0:40", "22:1216:8:Q2_K:40",
-    "56:1216:8:Q8_0:40", "56:1216:8:Q4_0:40", "56:1216:8:Q2_K:40",
+    "22:383:8:F16:24", "22:875:8:F16:24", "22:2048:8:F16:24", "21:1216:8:F16:24", "56:383:8:F16:16", "56:875:8:F16:16",
+    "22:1216:8:Q8_0:24", "22:1216:8:Q4_0:24", "22:1216:8:Q2_K:24", "56:1216:8:Q8_0:16", "56:1216:8:Q4_0:16",
 )  # fmt: skip
 
 
@@ -199,11 +200,20 @@ def run_arm(model: Path, arm: Arm, max_errors: int, threads: int) -> dict[str, A
     return {**asdict(arm), "prefix_tokens": len(evaluation.prefix), **counts, "wall_s": wall_s}
 
 
-def print_row(row: dict[str, Any]) -> None:
+def row_text(row: dict[str, Any]) -> str:
+    """A row of the table in Markdown."""
     settings = (row[name] for name in ("quant", "steps", "prefix_tokens", "workers"))
-    counts = (row[name] for name in ("delivered_without_error", "errors", "dropped", "wall_s"))
-    cells = (*settings, f"{row['delivered']} of {row['packages']}", *counts)
-    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    causes = (", ".join(f"{cause} {count}" for cause, count in row[name].items()) for name in ("errors", "dropped"))
+    cells = (*settings, f"{row['delivered']} of {row['packages']}", row["delivered_without_error"], *causes)
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def write_table(card: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Puts the table between the marks of a model card."""
+    table = "\n".join((HEAD, *map(row_text, rows)))
+    before, rest = card.read_text(encoding="utf-8").split(TABLE_MARKS[0])
+    after = rest.split(TABLE_MARKS[1])[1]
+    card.write_text(f"{before}{TABLE_MARKS[0]}\n{table}\n{TABLE_MARKS[1]}{after}", encoding="utf-8")
 
 
 def model_in(quant: str, model: Path, folder: Path) -> Path:
@@ -216,61 +226,25 @@ def model_in(quant: str, model: Path, folder: Path) -> Path:
     return target
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores and the features that decide which kernels llama.cpp takes."""
-    told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
-    flags = set(re.findall(r"^flags\s*: (.*)$", told, re.MULTILINE)[:1] and told.split())
-    features = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
-    name = re.search(r"^model name\s*: (.*)$", told, re.MULTILINE)
-    return {
-        "processor": name[1] if name else platform.processor(),
-        "cores": os.cpu_count(),
-        "cpu_features": [feature for feature in features if feature in flags],
-    }
-
-
-def record_of(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """All that is needed to judge the rows, and to run them again."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "version": 1,
-        "name": "courier-nano-eval",
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit,
-        "machine": machine(),
-        "model": {"file": args.model.name, "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest()},
-        "settings": {
-            "seed": SEED,
-            "temperature": 0,
-            "max_errors": args.max_errors,
-            "threads": args.threads,
-            "flash_attention": True,
-        },
-        "rows": rows,
-    }
+def run_arms(model: Path, arms: Iterable[Arm], max_errors: int, threads: int) -> Iterator[dict[str, Any]]:
+    """The counts of each arm, as each ends; quants are written to a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        for arm in arms:
+            yield run_arm(model_in(arm.quant, model, Path(folder)), arm, max_errors, threads)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--arms", default=",".join(DEFAULT_ARMS), help="steps:prefix:workers:quant:packages, with commas between"
+        "--arms", default=",".join(ARMS), help="steps:prefix:workers:quant:packages, with commas between"
     )
-    parser.add_argument("--max-errors", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--max-errors", type=int, default=MAX_ERRORS)
+    parser.add_argument("--threads", type=int, default=THREADS)
     args = parser.parse_args()
-    print(
-        "| quant | steps | prefix | workers | delivered | without error | errors | dropped | wall s |\n|" + " --- |" * 9
-    )
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for arm in map(Arm.parse, args.arms.split(",")):
-            model = model_in(arm.quant, args.model, Path(folder))
-            rows.append(run_arm(model, arm, args.max_errors, args.threads))
-            print_row(rows[-1])
-    if args.record:
-        args.record.write_text(json.dumps(record_of(args, rows), indent=1) + "\n", encoding="utf-8")
+    print(HEAD, flush=True)
+    for row in run_arms(args.model, map(Arm.parse, args.arms.split(",")), args.max_errors, args.threads):
+        print(row_text(row), f"{row['wall_s']} s", flush=True)
 
 
 if __name__ == "__main__":

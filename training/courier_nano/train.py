@@ -35,9 +35,9 @@ SCHEDULE: tuple[Stage, ...] = (
     Stage("tools", 240, 6_500, (2, 16), (0, 500), error_share=0.08, skip_to=4_096),
     Stage("handbook", 400, 7_000, (4, 30), (0, 1_300), error_share=0.06, skip_to=4_096),
     Stage("long", 200, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35),
-    Stage("settle", 500, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35),
+    Stage("settle", 50, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35, rate_shares=(1.0, 0.9)),
+    Stage("finish", 500, 7_000, (8, 58), (0, 2_048), error_share=0.04, short_share=0.35, rate_shares=(0.9, 0.0)),
 )
-"""The rate stays at its peak until the last stage, and falls to nothing in that one."""
 
 CHECKS: tuple[Stage, ...] = (
     Stage("check-copy", 1, 2_000, (2, 2)),
@@ -88,18 +88,20 @@ def total_updates() -> int:
     return sum(stage.updates for stage in SCHEDULE)
 
 
-def stage_at(update: int) -> Stage:
+def stage_at(update: int) -> tuple[Stage, int]:
+    """The stage of an update, and how many updates of that stage come before it."""
     for stage in SCHEDULE:
         if update < stage.updates:
-            return stage
+            return stage, update
         update -= stage.updates
     raise IndexError(update)
 
 
 def rate_at(update: int) -> float:
-    """Linear warm-up, the peak, then a linear fall in the last stage; earlier rates do not depend on the total."""
-    left = (total_updates() - update) / SCHEDULE[-1].updates
-    return PEAK_RATE * min(1.0, (update + 1) / WARMUP_UPDATES, left)
+    """Linear warm-up, then what the stage says."""
+    stage, done = stage_at(update)
+    start, end = stage.rate_shares
+    return PEAK_RATE * min((update + 1) / WARMUP_UPDATES, start + (end - start) * done / stage.updates)
 
 
 def loss_of(model: Llama, batch: Batch) -> Tensor:
@@ -112,7 +114,7 @@ def loss_of(model: Llama, batch: Batch) -> Tensor:
 
 def take_update(run: Run) -> float:
     """One optimizer step on the batch of the run's next update; gives the loss."""
-    batch = draw_batch(stage_at(run.update), SEED, run.update)
+    batch = draw_batch(stage_at(run.update)[0], SEED, run.update)
     for optimizer in run.optimizers:
         optimizer.zero_grad(set_to_none=True)
         for group in optimizer.param_groups:
@@ -164,7 +166,7 @@ def _print_progress(run: Run, update_s: float) -> None:
     left_s = (total_updates() - run.update) * update_s
     loss = sum(run.losses[-10:]) / 10
     print(
-        f"{time.strftime('%H:%M:%S')} {stage_at(run.update - 1).name} update {run.update}/{total_updates()}"
+        f"{time.strftime('%H:%M:%S')} {stage_at(run.update - 1)[0].name} update {run.update}/{total_updates()}"
         f" loss {loss:.4f} {update_s:.2f} s an update, trained {run.trained_s / 60:.1f} min,"
         f" about {left_s / 60:.0f} min left",
         flush=True,
