@@ -96,7 +96,7 @@ class CourierServer:
         body: Body = orjson.loads(data) if data else {}
         match request.path:
             case "/v1/models":
-                return _json({"data": [{"id": "nano-q4_k_m"}]})
+                return _json({"data": [{"id": "/some/where/nano-q4_k_m.gguf"}]})
             case "/v1/chat/completions" if body.get("stream"):
                 self.chats.append(body)
                 return self.chat(body, len(self.chats) - 1)

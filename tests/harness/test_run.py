@@ -51,8 +51,9 @@ async def test_a_model_that_does_the_job_delivers_every_package(tmp_path: Path) 
     assert all(body["return_token_ids"] and body["temperature"] == 0 for body in server.chats)
     assert len({body["session_id"] for body in server.chats}) == 3
     assert record.manifest.prefix_tokens == server.pool_lengths[0]
+    assert {body["model"] for body in server.chats} == {"/some/where/nano-q4_k_m.gguf"}
     assert record.manifest.engine == {"build": "b7", "cells": 9000, "model_path": "nano-q4_k_m.gguf"}
-    assert record.manifest.model == {"name": "nano-q4_k_m", "sha256": "ab", "quant": "Q4_K_M"}
+    assert record.manifest.model == {"name": "nano-q4_k_m.gguf", "sha256": "ab", "quant": "Q4_K_M"}
 
 
 async def test_no_more_agents_run_than_were_asked_for(tmp_path: Path) -> None:

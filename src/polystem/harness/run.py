@@ -100,10 +100,10 @@ def _drawn(settings: CourierSettings) -> tuple[Package, ...]:
 
 
 def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, server: str, clock: Clock) -> Manifest:
-    props = facts.props
+    props, model = facts.props, _without_folder(facts.model)
     engine: dict[str, Any] = {"build": props.get("build"), "build_info": props.get("build_info")}
     told = cast("dict[str, Any]", props.get("settings") or {})
-    engine |= {name: _without_folder(name, value) for name, value in told.items()}
+    engine |= {name: _without_folder(value) if isinstance(value, str) else value for name, value in told.items()}
     return Manifest(
         started_at=datetime.fromtimestamp(clock.wall_s(), UTC).isoformat(timespec="seconds"),
         seed=settings.seed,
@@ -114,7 +114,7 @@ def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, ser
         concurrency=settings.concurrency,
         prefix_tokens=prefix.length_tokens,
         prefix_counted_by=prefix.counted_by,
-        model={"name": facts.model, "sha256": props.get("model_sha256"), "quant": _quant(facts.model)},
+        model={"name": model, "sha256": props.get("model_sha256"), "quant": _quant(model)},
         engine={name: value for name, value in engine.items() if value is not None},
         machine=machine_facts(),
         versions=version_facts(),
@@ -123,9 +123,9 @@ def _manifest(settings: CourierSettings, facts: ServerFacts, prefix: Prefix, ser
     )
 
 
-def _without_folder(name: str, value: Any) -> Any:
-    """A record may be shown to others: it says which file, and not where."""
-    return PurePath(value).name if name.endswith("_path") and isinstance(value, str) else value
+def _without_folder(value: str) -> str:
+    """A record may be shown to others: of a file it says which, and not where. Some servers name models by path."""
+    return PurePath(value).name if PurePath(value).is_absolute() else value
 
 
 def _quant(model: str) -> str | None:
