@@ -6,10 +6,11 @@ Knows no agent. Invariant: when the block is left, the child has ended.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ READY_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 POLL_S = 0.05
 SEQUENCES_LIMIT = 256
+SETTINGS_PREFIX = "POLYSTEM_"
 _LISTENING = re.compile(r"listening on (http://\S+)")
 
 
@@ -55,10 +57,19 @@ async def _started(arguments: list[str], log: Path) -> Process:
             "polystem",
             "serve",
             *arguments,
+            env=server_environment(os.environ),
             stdout=out,
             stderr=out,
             stdin=asyncio.subprocess.DEVNULL,
         )
+
+
+def server_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without settings of another server: what is measured is what the arguments say.
+
+    A key among them (a client has one too) would shut the run out of its own server.
+    """
+    return {name: value for name, value in environ.items() if not name.startswith(SETTINGS_PREFIX)}
 
 
 async def _ready_url(process: Process, log: Path, clock: Clock) -> str:
