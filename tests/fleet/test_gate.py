@@ -121,6 +121,33 @@ async def test_a_wait_cancelled_in_the_moment_it_is_granted_leaves_no_booking() 
     assert bench.ledger.bookable() == Room(30, 3)
 
 
+async def test_a_wait_cancelled_in_the_moment_before_it_would_be_granted_is_passed_over() -> None:
+    bench = Bench()
+    first = bench.booking(60)
+    lease = bench.gate.admit_nowait(lambda: [first])
+    waiting, next_one = bench.ask(50), bench.ask(70)
+    await everybody_reacts()
+    waiting.cancel()
+    first.undo()
+    lease.give_back()
+    await everybody_reacts()
+    assert waiting.cancelled()
+    assert next_one.done()
+    assert bench.ledger.bookable() == Room(30, 3)
+
+
+async def test_a_gate_closes_over_a_wait_that_has_just_been_cancelled() -> None:
+    bench = Bench()
+    bench.gate.admit_nowait(lambda first=bench.booking(60): [first])
+    leaving, staying = bench.ask(50), bench.ask(50)
+    await everybody_reacts()
+    leaving.cancel()
+    bench.gate.close(Draining)
+    await everybody_reacts()
+    assert leaving.cancelled()
+    assert isinstance(staying.exception(), Draining)
+
+
 async def test_idle_branches_make_room_only_where_it_suffices() -> None:
     bench = Bench()
     bench.idle(30)

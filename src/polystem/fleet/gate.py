@@ -103,6 +103,11 @@ class _Waiter:
     ask: Ask
     lease: asyncio.Future[tuple[Lease, Booking]]
 
+    @property
+    def has_left(self) -> bool:
+        """Whether its task has been cancelled and has not run since to take it out of the queue."""
+        return self.lease.cancelled()
+
 
 class CellGate:
     """Admits whoever's cells can be booked, in the order of arrival."""
@@ -148,6 +153,9 @@ class CellGate:
     def advance(self) -> None:
         while self._waiters:
             waiter = self._waiters[0]
+            if waiter.has_left:
+                self._waiters.popleft()
+                continue
             bookings = waiter.ask()
             granted = self._try(bookings)
             if granted is None and self._leases:
@@ -161,7 +169,9 @@ class CellGate:
     def close(self, error: Callable[[], PolystemError]) -> None:
         self._closed = error
         while self._waiters:
-            self._waiters.popleft().lease.set_exception(error())
+            waiter = self._waiters.popleft()
+            if not waiter.has_left:
+                waiter.lease.set_exception(error())
 
     def _check_open(self) -> None:
         if self._closed is not None:
