@@ -138,7 +138,8 @@ async def test_a_wait_cancelled_in_the_moment_before_it_would_be_granted_is_pass
 
 async def test_a_gate_closes_over_a_wait_that_has_just_been_cancelled() -> None:
     bench = Bench()
-    bench.gate.admit_nowait(lambda first=bench.booking(60): [first])
+    first = bench.booking(60)
+    bench.gate.admit_nowait(lambda: [first])
     leaving, staying = bench.ask(50), bench.ask(50)
     await everybody_reacts()
     leaving.cancel()

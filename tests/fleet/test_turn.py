@@ -200,6 +200,22 @@ async def test_an_error_in_mid_turn_reaches_the_reader_after_what_was_said() -> 
         assert heard == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("moment", range(12))
+async def test_a_caller_who_leaves_while_a_failed_turn_settles_leaves_nothing_booked(moment: int) -> None:
+    async with staged() as stage:
+        stage.engine.answers.append(Answer(text="abc", error=BadRequest("broke"), fails_after_tokens=1))
+        task = asyncio.create_task(run(stage.fleet, asking(PREFIX, 500)))
+        await everybody_reacts()
+        stepping = asyncio.create_task(stage.clock.advance(1.0))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await stepping
+        await everybody_reacts()
+        assert task.done()
+        assert stage.fleet.statistics().bookable_cells == 2048
+
+
 @pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(128, None), (120, 9)])
 async def test_what_exceeds_the_context_is_refused_with_both_numbers(
     prompt_tokens: int, max_tokens: int | None

@@ -26,6 +26,7 @@ from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.supervisor import Supervisor
+from polystem.fleet.tasks import in_own_task, to_the_end
 from polystem.fleet.turn import Turn
 from polystem.messages import Delta, JsonObject, Message, Request, Timings, Tool
 from polystem.pool import Account, CellLedger, Pool, PoolView, TokenPath, templated_prefix
@@ -129,7 +130,8 @@ class Fleet:
                         await lease.cleared()
                         await self._generate(turn)
                     finally:
-                        await self._settle(turn)
+                        turn.settling = True
+                        await to_the_end(self._settle(turn))
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
         session_id = turn.request.session_id
@@ -184,7 +186,7 @@ class Fleet:
         """Leaves the turn's branch to its session, or drops it; from here on the ledger knows its length."""
         account = turn.account
         assert account is not None
-        if not turn.complete:
+        if not turn.answered:
             await self._refresh()
         self._supervisor.notice()
         length = self.engine.statistics().branch_tokens.get(account.branch)
@@ -218,7 +220,10 @@ class Fleet:
         session = self._sessions.find(session_id)
         if session is None:
             return ClosedSession(session_id, found=False, dropped_cells=0)
-        held = self._ledger.held_cells
+        return await in_own_task(self._close_session(session))
+
+    async def _close_session(self, session: Session) -> ClosedSession:
+        session_id, held = session.session_id, self._ledger.held_cells
         self._sessions.close(session)
         for turn in [turn for turn in self._turns if turn.session is session]:
             turn.end(Conflict(f"session '{session_id}' was closed while its turn ran"))

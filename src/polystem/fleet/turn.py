@@ -41,7 +41,11 @@ class OnEnd(Protocol):
 
 
 class Turn:
-    """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered."""
+    """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered.
+
+    `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more. A turn that
+    is `settling` is over for the engine; it is not cancelled any more, so that its cells are always given back.
+    """
 
     def __init__(self, request: Request, prompt: Prompt, begun_at: float) -> None:
         self.request = request
@@ -63,6 +67,8 @@ class Turn:
         self._events: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         self._first: Delta | None = None
         self._task: asyncio.Task[None] | None = None
+        self.answered = False
+        self.settling = False
         self.complete = False
         self._read_to_end = False
         self._cancelled = False
@@ -100,7 +106,8 @@ class Turn:
 
     def push(self, delta: Delta) -> None:
         """Hands a delta to the reader."""
-        self.complete = self.complete or delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self.answered = self.complete = True
         self._events.put_nowait(delta)
 
     def fail(self, error: Exception) -> None:
@@ -110,9 +117,10 @@ class Turn:
             self._events.put_nowait(error)
 
     def end(self, error: PolystemError) -> None:
-        """Ends the turn from outside; its reader gets `error` after what has been sent."""
-        self.fail(error)
-        self._cancel()
+        """Ends the turn from outside, unless its answer is complete; its reader gets `error` after what has been sent."""
+        if not self.complete:
+            self.fail(error)
+            self._cancel()
 
     async def leave(self) -> None:
         """Ends the turn if it still runs, and returns when its cells are settled."""
@@ -127,7 +135,7 @@ class Turn:
         await asyncio.wait([self._task])
 
     def _cancel(self) -> None:
-        if not self._cancelled and self._task is not None:
+        if not self._cancelled and not self.settling and self._task is not None:
             self._cancelled = True
             self._task.cancel()
 
