@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
 from polystem import __version__, errors
 from polystem.cli.config import SETTINGS
 from polystem.cli.errors import EXIT_CODE_OF, exit_code_of
-from polystem.cli.main import run
+from polystem.cli.main import build_cli, run
 from polystem.errors import PolystemError
 
 
@@ -51,6 +53,18 @@ def test_the_help_of_serve_shows_how_to_start_and_what_every_flag_is(
     flags = set(re.findall(r"--([a-z-]+)", text)) - {"help", "config", "no-auto-pool"}
     assert flags <= {setting.name.replace("_", "-") for setting in SETTINGS}
     assert {"model", "host", "port", "cells", "context", "sequences", "threads", "auto-pool", "api-key"} <= flags
+
+
+def parameters(command: Any) -> Iterator[Any]:
+    """The parameters of a command and of all below it."""
+    yield from command.params
+    for child in getattr(command, "commands", {}).values():
+        yield from parameters(child)
+
+
+def test_no_help_has_brackets_which_the_help_page_would_swallow_as_markup() -> None:
+    found = [each.help for each in parameters(typer.main.get_command(build_cli())) if "[" in (each.help or "")]
+    assert found == []
 
 
 @pytest.mark.parametrize("cls", list(tree()), ids=lambda cls: cls.__name__)

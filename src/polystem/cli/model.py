@@ -36,7 +36,7 @@ def quantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF file with F16, BF16 or F32 weights.")],
     file_type: Annotated[str, typer.Argument(metavar="TYPE", help="Weight type, as Q4_K_M.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write. [default: the cache folder]")
+        Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="the cache folder")
     ] = None,
 ) -> None:
     """Prints the path of the quantised file."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from polystem.cli.config import BUNDLED_MODEL, ServeCommand, read_serve_command
+from polystem.cli.config import BUNDLED_MODEL, ServeCommand, model_path, read_serve_command
 from polystem.clock import SystemClock
-from polystem.engine.llama import LlamaEngine
+from polystem.engine.llama import LlamaEngine, LlamaSettings
+from polystem.engine.llama.settings import SEQUENCES_LIMIT
 from polystem.engine.tools import TOOL_FORMATS
 from polystem.fleet import Fleet
+from polystem.serve import ServeSettings
 from polystem.serve.server import run_server
 
 CUT_EXIT_CODE = 130
@@ -38,20 +40,26 @@ max_body_bytes and POLYSTEM_MAX_BODY_BYTES. Flags win over the environment, the 
 The first Ctrl-C or SIGTERM lets running requests finish; the second ends at once.
 """
 
+ENGINE = LlamaSettings(model_path=model_path(BUNDLED_MODEL))
+SERVE = ServeSettings()
+SEQUENCES_HELP = f"Most pools and sessions at once, up to {SEQUENCES_LIMIT}."
+
 ModelFlag = Annotated[
     str | None, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.", show_default=BUNDLED_MODEL)
 ]
 NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire.", show_default="the file's name")]
 AliasFlag = Annotated[list[str] | None, typer.Option(metavar="NAME", help="One more name for the model; repeatable.")]
-HostFlag = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
-PortFlag = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default="8080")]
-CellsFlag = Annotated[int | None, typer.Option(help="KV cells for all requests together.", show_default="8192")]
+HostFlag = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=SERVE.host)]
+PortFlag = Annotated[
+    int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default=str(SERVE.port))
+]
+CellsFlag = Annotated[
+    int | None, typer.Option(help="KV cells for all requests together.", show_default=str(ENGINE.cells))
+]
 ContextFlag = Annotated[
     int | None, typer.Option(metavar="TOKENS", help="Most tokens of one request.", show_default="the model's")
 ]
-SequencesFlag = Annotated[
-    int | None, typer.Option(help="Most pools and sessions at once, up to 256.", show_default="64")
-]
+SequencesFlag = Annotated[int | None, typer.Option(help=SEQUENCES_HELP, show_default=str(ENGINE.sequences))]
 ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step.", show_default="by cores")]
 TemplateFlag = Annotated[
     str | None, typer.Option(metavar="FILE", help="Chat template (jinja2).", show_default="the one in the model file")
@@ -66,10 +74,13 @@ KeyFlag = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="Let in who sends this key; repeatable. Needed off loopback.")
 ]
 KeyFileFlag = Annotated[str | None, typer.Option(metavar="FILE", help="A file of keys, one a line.")]
-BodyFlag = Annotated[int | None, typer.Option(help="Largest request body.", show_default="8388608")]
-TimeoutFlag = Annotated[float | None, typer.Option(help="Longest time one request may take.", show_default="600")]
+BodyFlag = Annotated[int | None, typer.Option(help="Largest request body.", show_default=str(SERVE.max_body_bytes))]
+TimeoutFlag = Annotated[
+    float | None, typer.Option(help="Longest time one request may take.", show_default=f"{SERVE.request_timeout_s:g}")
+]
 GraceFlag = Annotated[
-    float | None, typer.Option(help="How long running requests may go on at the end.", show_default="30")
+    float | None,
+    typer.Option(help="How long running requests may go on at the end.", show_default=f"{SERVE.drain_grace_s:g}"),
 ]
 LogFlag = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error.", show_default="warning")
@@ -111,9 +122,7 @@ def serve(
 
 
 def _run(command: ServeCommand) -> None:
-    logging.basicConfig(
-        level=command.log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=command.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     clock = SystemClock()
     engine = LlamaEngine(command.engine, clock=clock)
     fleet = Fleet(engine, clock=clock, settings=command.fleet)
@@ -139,5 +148,5 @@ def _how_to_try(url: str, command: ServeCommand) -> str:
     )
 
 
-def _say(text: str) -> Any:
+def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -27,7 +27,9 @@ from polystem.engine.llama.tune_bench import ChildBench
 from polystem.engine.machine import Machine, this_machine
 from polystem.engine.settings import TunedEntry, TunedStore
 
+WHOLE = Workload()
 QUICK = Workload(prefix_tokens=256, workers=4, steps=2, prefill_tokens=128, rounds=3)
+QUICK_HELP = f"A smaller load: P {QUICK.prefix_tokens}, N {QUICK.workers}, {QUICK.rounds} rounds."
 CAPTION = "ratio: time against the first usable option, median (lowest-highest)"
 HELP = """Measure which engine settings this machine prefers for a model, and keep them for `polystem serve`.
 
@@ -54,23 +56,28 @@ def register(app: typer.Typer) -> None:
 def tune_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="GGUF file, or 'bundled'.")] = BUNDLED_MODEL,
     prefix_tokens: Annotated[
-        int | None, typer.Option(metavar="P", help="Tokens that all share. [default: 1216]")
+        int | None,
+        typer.Option(metavar="P", help="Tokens that all share.", show_default=str(WHOLE.prefix_tokens)),
     ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Agents that decode at once. [default: 8]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How often each option is measured. [default: 5]")] = None,
-    decode_weight: Annotated[float, typer.Option(help="How much the decode step counts.")] = 1.0,
-    prefill_weight: Annotated[float, typer.Option(help="How much the prompt counts.")] = 0.0,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Agents that decode at once.", show_default=str(WHOLE.workers))
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="How often each option is measured.", show_default=str(WHOLE.rounds))
+    ] = None,
+    decode_weight: Annotated[float, typer.Option(help="How much the decode step counts.")] = WHOLE.decode_weight,
+    prefill_weight: Annotated[float, typer.Option(help="How much the prompt counts.")] = WHOLE.prefill_weight,
     lossy_cache: Annotated[
         bool, typer.Option("--lossy-cache", help="Let a KV cache type win that changes the output.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller load: P 256, N 4, 3 rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and tell, keep nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measures, prints what was found, keeps it."""
     given = {"prefix_tokens": prefix_tokens, "workers": workers, "rounds": rounds}
     workload = replace(
-        QUICK if quick else Workload(),
+        QUICK if quick else WHOLE,
         decode_weight=decode_weight,
         prefill_weight=prefill_weight,
         lossy_cache=lossy_cache,
@@ -135,8 +142,9 @@ def _tell(entry: TunedEntry, answers: tuple[Answer, ...], kept_in: Path | None, 
     console.print(_table(answers))
     for answer in answers:
         console.print(f"{answer.question}: {answer.chosen.label}; {answer.reason}", soft_wrap=True, highlight=False)
-    kept = f"kept in {kept_in}" if kept_in else "not kept (--dry-run)"
-    Console(stderr=True).print(f"{kept}; `polystem serve` uses it for this model on this machine", soft_wrap=True)
+    use = "`polystem serve` uses it for this model on this machine"
+    kept = f"kept in {kept_in}; {use}" if kept_in else "not kept (--dry-run)"
+    Console(stderr=True).print(kept, soft_wrap=True)
 
 
 def _table(answers: tuple[Answer, ...]) -> Table:
