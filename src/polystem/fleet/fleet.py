@@ -26,7 +26,7 @@ from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.supervisor import Supervisor
-from polystem.fleet.tasks import in_own_task, to_the_end
+from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn
 from polystem.messages import Delta, JsonObject, Message, Request, Timings, Tool
 from polystem.pool import Account, CellLedger, Pool, PoolView, TokenPath, templated_prefix
@@ -220,7 +220,7 @@ class Fleet:
         session = self._sessions.find(session_id)
         if session is None:
             return ClosedSession(session_id, found=False, dropped_cells=0)
-        return await in_own_task(self._close_session(session))
+        return await to_the_end(self._close_session(session))
 
     async def _close_session(self, session: Session) -> ClosedSession:
         session_id, held = session.session_id, self._ledger.held_cells

@@ -7,8 +7,7 @@ Invariant: a listed pool is `ready` only while the engine holds its branch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
 
 from polystem.clock import Clock
 from polystem.engine.protocol import BranchId, CellEngine
@@ -16,9 +15,8 @@ from polystem.errors import Conflict, EngineDied, EngineRestarting, PolystemErro
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.gate import Booking, Gate, Lease
 from polystem.fleet.statistics import Tally
+from polystem.fleet.tasks import in_own_task
 from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath
-
-T = TypeVar("T")
 
 DEATHS_MAX = 2
 """A pool whose rebuilding ends the engine this often is given up: it may be what ends it."""
@@ -253,13 +251,3 @@ class _Planned:
     def _undo(self) -> None:
         assert self._pool is not None
         self._keeper.uproot(self._pool)
-
-
-async def in_own_task(work: Coroutine[Any, Any, T]) -> T:
-    """Runs work in a task of its own: a caller who is cancelled, however often, lets it clean up after itself."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise

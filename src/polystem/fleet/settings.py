@@ -28,7 +28,7 @@ class FleetSettings:
     auto_pool_min_tokens: int = 256
     auto_pools_max: int = 32
     remembered_prompts: int = 128
-    remembered_sessions: int = 4096
+    remembered_sessions: int = 512
     growth_reserve_tokens: int = 512
     second_turn: Literal["wait", "refuse"] = "wait"
     prefill_budget_tokens: int | None = None

@@ -117,7 +117,7 @@ class Turn:
             self._events.put_nowait(error)
 
     def end(self, error: PolystemError) -> None:
-        """Ends the turn from outside, unless its answer is complete; its reader gets `error` after what has been sent."""
+        """Ends the turn from outside, unless its answer is complete; its reader gets `error` after what was sent."""
         if not self.complete:
             self.fail(error)
             self._cancel()

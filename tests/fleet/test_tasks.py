@@ -1,0 +1,100 @@
+"""Whoever is cancelled, the accounts are settled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from polystem.clock import VirtualClock
+from polystem.engine.protocol import BranchId
+from polystem.engine.scripted import ScriptedEngine
+from polystem.fleet import Fleet
+from polystem.fleet.tasks import in_own_task, to_the_end
+from tests.fleet.support import asking, everybody_reacts, run
+
+pytestmark = pytest.mark.anyio
+
+
+class LateDrops(ScriptedEngine):
+    """Drops branches only once `let` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=VirtualClock())
+        self.let = asyncio.Event()
+
+    async def drop(self, branch: BranchId) -> None:
+        await self.let.wait()
+        await super().drop(branch)
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 3])
+async def test_a_reader_cancelled_while_its_turn_is_settled_leaves_no_cells(cancels: int) -> None:
+    engine = LateDrops()
+    fleet = Fleet(engine)
+    await fleet.start()
+    reader = asyncio.create_task(run(fleet, asking("a" * 40, 3)))
+    await everybody_reacts()
+    assert not reader.done()
+    for _ in range(cancels):
+        reader.cancel()
+        await everybody_reacts()
+    assert engine.statistics().cells_used > 0
+    engine.let.set()
+    await everybody_reacts()
+    assert fleet.statistics().cells.free == fleet.statistics().bookable_cells == engine.settings.cells
+    fleet.check_integrity()
+    await fleet.aclose()
+
+
+async def test_a_turn_ended_from_outside_while_it_is_settled_leaves_no_cells() -> None:
+    engine = LateDrops()
+    fleet = Fleet(engine)
+    await fleet.start()
+    reader = asyncio.create_task(run(fleet, asking("a" * 40, 3)))
+    await everybody_reacts()
+    draining = asyncio.create_task(fleet.drain(0.0))
+    await everybody_reacts()
+    engine.let.set()
+    await draining
+    assert (await reader).usage.output_tokens == 3
+    assert fleet.statistics().bookable_cells == engine.settings.cells
+    await fleet.aclose()
+
+
+async def test_work_goes_to_its_end_before_a_cancellation_is_raised() -> None:
+    steps: list[str] = []
+    gate = asyncio.Event()
+
+    async def work() -> None:
+        await gate.wait()
+        steps.append("done")
+
+    waiting = asyncio.create_task(to_the_end(work()))
+    await everybody_reacts()
+    for _ in range(2):
+        waiting.cancel()
+        await everybody_reacts()
+    assert not waiting.done()
+    gate.set()
+    await everybody_reacts()
+    assert waiting.cancelled()
+    assert steps == ["done"]
+
+
+async def test_work_in_its_own_task_cleans_up_after_a_cancelled_caller() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            steps.append("cleaned")
+
+    calling = asyncio.create_task(in_own_task(work()))
+    await everybody_reacts()
+    calling.cancel()
+    await everybody_reacts()
+    assert calling.cancelled()
+    assert steps == ["cleaned"]
