@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -15,9 +16,11 @@ import httpx
 import orjson
 import pytest
 
-from polystem.errors import ConfigError
+from polystem.engine.scripted import ScriptedEngine
+from polystem.errors import ConfigError, ModelFileError
+from polystem.fleet import Fleet
 from polystem.serve import ServeSettings
-from polystem.serve.server import listen, url_of
+from polystem.serve.server import listen, run_server, url_of
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 Process: TypeAlias = "subprocess.Popen[str]"
@@ -95,6 +98,34 @@ def test_an_idle_server_exits_with_0_on_ctrl_c() -> None:
         assert httpx.get(f"{url}/health").status_code == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
+
+
+class LateFailure(ScriptedEngine):
+    """An engine that finds out that its model cannot be run while clients ask already."""
+
+    url = ""
+    status = b""
+
+    def listens_at(self, url: str) -> None:
+        self.url = url
+
+    async def start(self) -> None:
+        host, port = self.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        self.status = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        raise ModelFileError("not a model")
+
+
+def test_an_engine_that_fails_while_clients_ask_ends_the_server() -> None:
+    engine = LateFailure()
+    with pytest.raises(ModelFileError):
+        run_server(Fleet(engine), ServeSettings(port=0), on_listening=engine.listens_at, on_ready=engine.listens_at)
+    assert b"503" in engine.status
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(engine.url)
 
 
 def test_a_taken_port_is_told_with_a_way_out(free_port: int) -> None:

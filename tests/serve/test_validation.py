@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from polystem.serve.fields import Body
 from polystem.serve.refused import REFUSED_FIELDS
 from tests.serve.served import Served, serving
 
@@ -104,6 +106,21 @@ async def test_a_body_that_does_not_say_it_is_json_is_refused(served: Served) ->
     response = await served.client.post("/tokenize", content=b'{"content": "a"}')
     assert response.status_code == 400
     assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+def bodies(root: type[Body] = Body) -> Iterator[type[Body]]:
+    """Every model that a request body is made of."""
+    yield root
+    for child in root.__subclasses__():
+        yield from bodies(child)
+
+
+@pytest.mark.parametrize("body", sorted(set(bodies()), key=str), ids=lambda body: body.__name__)
+def test_every_field_that_may_be_left_out_may_be_null(body: type[Body]) -> None:
+    optional = {name: field for name, field in body.model_fields.items() if not field.is_required()}
+    assert {name: field.default for name, field in optional.items()} == dict.fromkeys(optional)
+    for field in optional.values():
+        assert TypeAdapter[Any](field.annotation).validate_python(None) is None
 
 
 async def test_null_means_the_same_as_leaving_a_field_out(served: Served) -> None:

@@ -53,7 +53,7 @@ class CalledFunction(Body):
 
 class SentToolCall(Body):
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
 
 
@@ -126,7 +126,7 @@ class ChatBody(GenerationBody):
 class TemplateBody(ChatBody):
     """POST /apply-template: a chat body, rendered but not run."""
 
-    add_generation_prompt: bool = Field(default=True, description="false leaves out the opening of the answer")
+    add_generation_prompt: bool | None = Field(default=None, description="false leaves out the opening of the answer")
 
 
 def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo) -> Request:

@@ -92,8 +92,8 @@ async def _create(desk: Desk, body: PoolBody) -> PoolView:
         messages=None if body.messages is None else messages_of(body.messages),
         tools=tools_of(body.tools),
         template_args=body.chat_template_kwargs or {},
-        pin=body.pin,
-        ephemeral=body.ephemeral,
+        pin=bool(body.pin),
+        ephemeral=bool(body.ephemeral),
         expect_tokens=body.expect_len,
     )
 

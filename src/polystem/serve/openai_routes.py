@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from polystem.engine.protocol import EngineInfo
+from polystem.messages import Request
 from polystem.serve.answers import ChatAnswer, CompletionAnswer
 from polystem.serve.chat import ChatBody, request_of_chat
 from polystem.serve.completion import CompletionBody, request_of_completion
@@ -15,6 +16,7 @@ from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import json_response
 from polystem.serve.events import ChatEvents, CompletionEvents
+from polystem.serve.fields import GenerationBody
 from polystem.serve.json_route import JsonRoute
 from polystem.serve.shapes import ChatCompletion, ModelFacts, ModelList, TextCompletion
 from polystem.serve.turns import StreamedTurn, WholeTurn
@@ -42,26 +44,32 @@ def openai_routes(desk: Desk) -> APIRouter:
         """The model's answer to a conversation, whole or as a stream of events."""
         info = desk.info_for(body.model)
         request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info)
-        head = head_of(desk, request.id, info)
-        token_ids = bool(body.return_token_ids)
-        if body.stream:
-            events = ChatEvents(head, include_usage=body.wants_usage(), token_ids=token_ids)
-            return StreamedTurn(desk, request, events)
-        return WholeTurn(desk, request, ChatAnswer(head, token_ids=token_ids))
+        return turn_of(desk, body, request, info, events=ChatEvents, answer=ChatAnswer)
 
     @router.post("/completions", responses=describes(TextCompletion, stream=True) | RUN_ERRORS)
     async def completions(body: CompletionBody) -> Response:
         """How the model goes on from a text or from tokens, whole or as a stream of events."""
         info = desk.info_for(body.model)
         request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info)
-        head = head_of(desk, request.id, info)
-        token_ids = bool(body.return_token_ids)
-        if body.stream:
-            events = CompletionEvents(head, include_usage=body.wants_usage(), token_ids=token_ids)
-            return StreamedTurn(desk, request, events)
-        return WholeTurn(desk, request, CompletionAnswer(head, token_ids=token_ids))
+        return turn_of(desk, body, request, info, events=CompletionEvents, answer=CompletionAnswer)
 
     return router
+
+
+def turn_of(
+    desk: Desk,
+    body: GenerationBody,
+    request: Request,
+    info: EngineInfo,
+    *,
+    events: type[ChatEvents | CompletionEvents],
+    answer: type[ChatAnswer | CompletionAnswer],
+) -> Response:
+    """The turn of a request, as a stream where the body asks for one."""
+    head, token_ids = head_of(desk, request.id, info), bool(body.return_token_ids)
+    if body.stream:
+        return StreamedTurn(desk, request, events(head, include_usage=body.wants_usage(), token_ids=token_ids))
+    return WholeTurn(desk, request, answer(head, token_ids=token_ids))
 
 
 def head_of(desk: Desk, request_id: str, info: EngineInfo) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class PoolBody(Body):
     messages: Messages | None = Field(default=None, description="rendered as chat renders them, without an opening")
     tools: Tools | None = Field(default=None, description="only with messages")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="only with messages")
-    pin: bool = Field(default=False, description="never swept")
-    ephemeral: bool = Field(default=False, description="may be swept once unused")
+    pin: bool | None = Field(default=None, description="never swept")
+    ephemeral: bool | None = Field(default=None, description="may be swept once unused")
     expect_len: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX, description="400 unless this many tokens")
 
     def check_source(self) -> None:
@@ -52,8 +52,10 @@ class TokenizeBody(Body):
     """POST /tokenize."""
 
     content: str
-    add_special: bool = Field(default=False, description="add the tokens that open a text, where the model has any")
-    parse_special: bool = Field(default=True, description="read the names of control tokens as such")
+    add_special: bool | None = Field(
+        default=None, description="true adds the tokens that open a text, where the model has any"
+    )
+    parse_special: bool | None = Field(default=None, description="false reads names of control tokens as plain text")
 
 
 class DetokenizeBody(Body):

@@ -26,6 +26,7 @@ End: TypeAlias = Literal["drained", "cut"]
 Tell: TypeAlias = Callable[[str], None]
 BACKLOG = 512
 FLUSH_S = 5
+CUT_S = 1
 KEEP_ALIVE_S = 75  # agents come back after a tool call; a connection that was closed meanwhile costs them a retry
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -110,9 +111,16 @@ async def _serve(
             end = "cut"
         return end
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        await _stop(server, serving)
         await fleet.aclose()
+
+
+async def _stop(server: _Server, serving: asyncio.Task[None]) -> None:
+    """Ends a server that still serves: its listeners are closed, and whoever is still connected is cut off."""
+    server.should_exit = server.force_exit = True
+    await asyncio.wait((serving,), timeout=CUT_S)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -25,7 +25,7 @@ def text_routes(desk: Desk) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text."""
         tokens = await desk.fleet.engine.tokenize(
-            body.content, add_special=body.add_special, parse_special=body.parse_special
+            body.content, add_special=bool(body.add_special), parse_special=body.parse_special is not False
         )
         return json_response({"tokens": tokens})
 
@@ -41,7 +41,7 @@ def text_routes(desk: Desk) -> APIRouter:
         """The text that a chat body is rendered to."""
         info = desk.info_for(body.model)
         request = request_of_chat(body, request_id=desk.new_id("template"), info=info)
-        prompt = await desk.fleet.engine.encode(request, generation_prompt=body.add_generation_prompt)
+        prompt = await desk.fleet.engine.encode(request, generation_prompt=body.add_generation_prompt is not False)
         return json_response({"prompt": prompt.text})
 
     return router
