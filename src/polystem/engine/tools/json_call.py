@@ -7,6 +7,7 @@ that nothing does: broken arguments leave as the model wrote them. Knows no mark
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ __all__ = ["CallRules", "call_object", "call_value", "copy_object"]
 _ARGUMENTS = ("arguments", "parameters")
 _WRAPPERS = ("function", "function_call", "tool_call")
 _SKIPPED = ("id", "type")
+_IN_STRING = re.compile(r'[^"\\]+')
 _SCALAR_END = ",}] \t\r\n"
 
 
@@ -177,7 +179,7 @@ def copy_object(reader: Reader, emit: Callable[[str], None]) -> Steps[bool]:
 
 def _copy_string(reader: Reader, emit: Callable[[str], None]) -> Steps[bool]:
     while char := (yield from reader.take()):
-        emit(char)
+        emit(char + reader.run(_IN_STRING) if char not in '"\\' else char)
         if char == "\\":
             emit((yield from reader.take()))
         elif char == '"':

@@ -6,6 +6,8 @@ Invariant: the pieces of an answer, put together, are the same however its text 
 
 from __future__ import annotations
 
+import re
+
 from polystem.engine.tools.families import FAMILIES, Desk, Family
 from polystem.engine.tools.json_call import CallRules
 from polystem.engine.tools.reader import NotACall, Outlet, Reader, Steps
@@ -15,6 +17,8 @@ from polystem.messages import Delta, FinishReason, Request
 __all__ = ["OutputParser", "open_parser", "thinking_opened"]
 
 _THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+_ANYTHING = re.compile(r".+", re.DOTALL)
+_PLAIN_THOUGHT = re.compile(r"[^\s<\[]+")  # neither space nor the beginning of a mark that ends it
 
 
 def open_parser(tool_format: str, request: Request, *, prompt_text: str = "") -> OutputParser:
@@ -55,8 +59,8 @@ class OutputParser:
 
     def feed(self, text: str) -> Delta:
         """Reads on and returns what has become certain: text, reasoning, pieces of calls."""
-        for char in text:
-            self._steps.send(char)
+        if text:
+            self._steps.send(text)
         return self._outlet.ship()
 
     def finish(self, finish_reason: FinishReason) -> Delta:
@@ -78,8 +82,8 @@ class OutputParser:
 
     def _plain(self) -> Steps[None]:
         while char := (yield from self._reader.take()):
+            self._outlet.say(char + self._reader.run(_ANYTHING))
             self._reader.forget()
-            self._outlet.say(char)
 
     def _think(self, opened: str | None) -> Steps[None]:
         """Reads the thinking, if the answer begins with it; white space at its borders goes."""
@@ -98,7 +102,7 @@ class OutputParser:
             if not char:
                 return
             if not char.isspace():
-                self._outlet.think(char)
+                self._outlet.think(char + self._reader.run(_PLAIN_THOUGHT))
                 continue
             space = char + (yield from self._reader.spaces())
             if not (yield from self._ends_thinking(closing)):
@@ -114,7 +118,7 @@ class OutputParser:
 
     def _content(self, family: Family) -> Steps[None]:
         """Reads text and calls until no further call counts. White space around calls goes."""
-        bare = family.bare
+        bare, prose = family.bare, _prose_before(family.openings)
         while not self._rules.full(self._outlet):
             self._reader.forget()
             space = yield from self._reader.spaces()
@@ -126,7 +130,7 @@ class OutputParser:
             self._say_space(space, before=char)
             if not char:
                 return
-            self._outlet.say(char)
+            self._outlet.say(char + self._reader.run(prose))
         space = yield from self._reader.spaces()
         self._say_space(space, before=(yield from self._reader.peek()))
 
@@ -149,3 +153,9 @@ class OutputParser:
             self._reader.rewind(mark)
             return False
         return True
+
+
+def _prose_before(openings: tuple[str, ...]) -> re.Pattern[str]:
+    """Characters that neither open a call nor are space."""
+    firsts = {re.escape(opening[0]) for opening in openings}
+    return re.compile(rf"[^\s{''.join(sorted(firsts))}]+")

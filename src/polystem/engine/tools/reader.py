@@ -1,14 +1,14 @@
-"""The two ends of a parser: characters in, one at a time, and pieces of an answer out.
+"""The two ends of a parser: characters in, and pieces of an answer out.
 
-A parser is a generator that is sent one character at a time, so where a text was cut into pieces cannot matter: it
-never knows. `Reader` gives such a generator look-ahead and a way back; `Outlet` collects what it found.
+A parser is a generator that asks for one character after the other, so where a text was cut into pieces cannot matter:
+it never knows. `Reader` gives such a generator look-ahead and a way back; `Outlet` collects what it found.
 Invariant: every character taken was said, thought, written into a call, or belonged to the marks around one.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections import deque
 from collections.abc import Generator, Iterable
 from typing import TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from polystem.messages import Delta, FinishReason, ToolCallDelta
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, str, T]
-"""A parser, or a part of one: resumed with the next character, with "" at the end, returning T."""
+"""A parser, or a part of one: resumed with the next piece of text, with "" at the end, returning T."""
 
 
 class NotACall(Exception):
@@ -30,23 +30,40 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._ahead: deque[str] = deque()
-        self._taken: list[str] = []
+        self._text = ""
+        self._at = 0  # of the next character in `_text`
+        self._kept_from = 0  # in `_text`; nobody returns to what is before it
+        self._text_from = 0  # where `_text` begins in the answer
         self._ended = False
 
     def take(self) -> Steps[str]:
         """The next character."""
-        if self._ahead:
-            char = self._ahead.popleft()
-        elif self._ended:
-            return ""
-        else:
-            char = yield
-            if not char:
+        if self._at == len(self._text):
+            piece = "" if self._ended else (yield)
+            if not piece:
                 self._ended = True
                 return ""
-        self._taken.append(char)
+            self._append(piece)
+        char = self._text[self._at]
+        self._at += 1
         return char
+
+    def _append(self, piece: str) -> None:
+        self._text = self._text[self._kept_from :] + piece
+        self._at -= self._kept_from
+        self._text_from += self._kept_from
+        self._kept_from = 0
+
+    def run(self, plain: re.Pattern[str]) -> str:
+        """Takes what matches of the characters that have come, perhaps none; never waits for more.
+
+        Only for characters that mean the same one by one: how many come at once depends on how the text was cut.
+        """
+        found = plain.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found.group()
 
     def peek(self) -> Steps[str]:
         """The next character, left where it is."""
@@ -56,21 +73,19 @@ class Reader:
 
     def give_back(self, text: str) -> None:
         """Undoes the taking of `text`, the last characters taken."""
-        if text:
-            del self._taken[-len(text) :]
-            self._ahead.extendleft(reversed(text))
+        self._at -= len(text)
 
     def mark(self) -> int:
         """A place to which `rewind` can return, until `forget`."""
-        return len(self._taken)
+        return self._text_from + self._at
 
     def rewind(self, mark: int) -> None:
         """Gives back everything taken since the mark."""
-        self.give_back("".join(self._taken[mark:]))
+        self._at = mark - self._text_from
 
     def forget(self) -> None:
         """Gives up the way back; every mark ends."""
-        self._taken.clear()
+        self._kept_from = self._at
 
     def spaces(self) -> Steps[str]:
         """Takes white space as far as it goes."""

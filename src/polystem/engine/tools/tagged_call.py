@@ -8,6 +8,7 @@ Invariant: the arguments of a call whose tags all close are a JSON object.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, cast
 
@@ -19,6 +20,7 @@ __all__ = ["tagged_call"]
 
 NAME_LIMIT_CHARS = 128
 _VALUE_ENDS = ("\n</parameter>", "</parameter>")
+_IN_VALUE = re.compile(r"[^\n<]+")
 
 
 def tagged_call(reader: Reader, outlet: Outlet, rules: CallRules, tools: Iterable[Tool]) -> Steps[None]:
@@ -73,7 +75,7 @@ def _string(reader: Reader, outlet: Outlet) -> Steps[bool]:
         char = yield from reader.take()
         if not char:
             return False
-        outlet.add_arguments(_as_json(char)[1:-1])
+        outlet.add_arguments(_as_json(char + reader.run(_IN_VALUE))[1:-1])
     outlet.add_arguments('"')
     return True
 
@@ -84,7 +86,7 @@ def _text(reader: Reader) -> Steps[str | None]:
         char = yield from reader.take()
         if not char:
             return None
-        parts.append(char)
+        parts.append(char + reader.run(_IN_VALUE))
     return "".join(parts)
 
 
