@@ -49,6 +49,11 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert cold[0] > 1200 > 700 > hot[0]
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-60])
+def test_the_coldest_draw_is_the_most_likely_token(temperature: float) -> None:
+    assert drawn(Sampling(temperature=temperature), row(-80.0, 90.0, 89.0, -np.inf), 20) == {1: 20}
+
+
 @pytest.mark.parametrize(
     ("sampling", "left"),
     [
@@ -120,6 +125,7 @@ def test_without_a_seed_two_runs_differ() -> None:
         (Sampling(presence_penalty=0.5), [1.5, -1.5, 3.0, 0.5]),
         (Sampling(frequency_penalty=0.5), [1.0, -1.5, 3.0, 0.5]),
         (Sampling(repeat_penalty=2.0, penalty_window_tokens=1), [2.0, -2.0, 3.0, 0.5]),
+        (Sampling(repeat_penalty=2.0, penalty_window_tokens=0), [2.0, -1.0, 3.0, 0.5]),
     ],
 )
 def test_penalties_fall_on_the_tokens_of_the_window(sampling: Sampling, expected: list[float]) -> None:

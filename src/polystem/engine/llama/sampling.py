@@ -18,6 +18,8 @@ Row = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.intp]
 RawLogprobs = tuple[int, float, tuple[tuple[int, float], ...]]
 _BLOCK_TOKENS = 256
+_COLDEST = 1e-6
+"""A temperature below this is taken for it: nothing but the most likely token has any weight left."""
 SEEDS = 2**64
 """numpy takes seeds from 0 on; a negative one is folded, as C would read its 64 bits."""
 
@@ -43,9 +45,8 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._bias_tokens = np.fromiter(sampling.logit_bias.keys(), np.intp, len(sampling.logit_bias))
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
-        self._penalises = (
-            sampling.repeat_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
-        )
+        penalties = (sampling.repeat_penalty - 1.0, sampling.presence_penalty, sampling.frequency_penalty)
+        self._penalises = sampling.penalty_window_tokens > 0 and any(penalties)
         shapes = self._penalises or len(self._bias) > 0 or constraint is not None
         self.is_plain_greedy = sampling.temperature <= 0 and not shapes and sampling.logprobs is None
 
@@ -84,8 +85,8 @@ class Sampler:
         row[tokens] = seen - counts * self._sampling.frequency_penalty - self._sampling.presence_penalty
 
     def _draw_random(self, row: Row) -> int:
-        scaled = row / np.float32(self._sampling.temperature)
-        scaled -= scaled.max()
+        scaled = row - row.max()
+        scaled /= np.float32(max(self._sampling.temperature, _COLDEST))
         weights = np.exp(scaled, out=scaled)
         kept = self._kept(weights)
         if kept is None:
