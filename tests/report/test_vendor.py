@@ -6,6 +6,8 @@ import hashlib
 import re
 from importlib.resources import files
 
+from polystem.report.page import NOTICES
+
 VENDOR = files("polystem.report") / "vendor"
 
 
@@ -20,6 +22,12 @@ def test_its_licences_are_there() -> None:
     assert "Apache License" in (VENDOR / "echarts-LICENSE").read_text("utf-8")
     assert "Apache ECharts" in (VENDOR / "echarts-NOTICE").read_text("utf-8")
     assert "Mike Bostock" in (VENDOR / "echarts-LICENSE-d3").read_text("utf-8")
+    assert "Baidu Inc." in (VENDOR / "zrender-LICENSE").read_text("utf-8")
+
+
+def test_every_licence_goes_into_the_report() -> None:
+    beside = {path.name for path in VENDOR.iterdir() if "LICENSE" in path.name or "NOTICE" in path.name}
+    assert set(NOTICES) == beside
 
 
 def test_it_can_stand_inside_a_script_element() -> None:

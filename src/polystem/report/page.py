@@ -19,7 +19,7 @@ from polystem.report.series import CellsAt, PackageLine, StepRate, cells_over_ti
 __all__ = ["report_html"]
 
 CELL_TABLE_ROWS = 60
-NOTICES = ("echarts-NOTICE", "echarts-LICENSE", "echarts-LICENSE-d3")
+NOTICES = ("echarts-NOTICE", "echarts-LICENSE", "echarts-LICENSE-d3", "zrender-LICENSE")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
