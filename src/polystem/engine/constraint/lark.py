@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from llguidance import LLMatcher, regex_to_lark
@@ -83,9 +84,19 @@ def _closed_part(key: str, value: object) -> object:
 
 def check(grammar: str, *, param: str) -> None:
     """Raises ConstraintError with what llguidance cannot do."""
+    refusal = _refusal(grammar)
+    if refusal:
+        raise ConstraintError(_reason(refusal), param=param)
+
+
+@lru_cache(maxsize=64)
+def _refusal(grammar: str) -> str:
+    """What llguidance has against a grammar, nothing if it takes it.
+
+    Kept: a request is checked when it is read and again when it runs, and the next one often has the same tools.
+    """
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, None)
-    if failed:
-        raise ConstraintError(_reason(messages[0]), param=param)
+    return messages[0] if failed else ""
 
 
 def _reason(message: str) -> str:
