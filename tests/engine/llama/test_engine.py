@@ -289,7 +289,7 @@ async def test_timings_add_up_to_the_turn(running: Running) -> None:
     assert timings.queued_s >= 0
 
 
-async def test_a_model_without_a_template_takes_plain_prompts_only(running: Running) -> None:
+async def test_a_template_from_the_settings_overrules_the_one_in_the_file(running: Running) -> None:
     async with running(chat_template="{{ messages[0].content }}") as engine:
         prompt = await engine.encode(Request(id="r", messages=(Message("user", "plain"),)))
         assert prompt.text == "plain"

@@ -174,22 +174,23 @@ class LlamaEngine:
         boots, encoder = self._ready()
         max_tokens = self._check(request, prompt.tokens)
         reader = AnswerReader(request, prompt, encoder.tool_format)
+        grammar = self._grammar(request, prompt)
         ticket = self._desk.open()
         over = False
-        boots.send(
-            Job(
-                ticket.number,
-                "answer",
-                prompt.tokens,
-                self._placed(placement),
-                request.sampling,
-                request.stop,
-                max_tokens,
-                request.ignore_eos,
-                self._grammar(request, prompt),
-            )
-        )
         try:
+            boots.send(
+                Job(
+                    ticket.number,
+                    "answer",
+                    prompt.tokens,
+                    self._placed(placement),
+                    request.sampling,
+                    request.stop,
+                    max_tokens,
+                    request.ignore_eos,
+                    grammar,
+                )
+            )
             while not over:
                 for events in apart(await ticket.take()):
                     delta = reader.read(events)
