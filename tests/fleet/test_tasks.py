@@ -9,6 +9,7 @@ import pytest
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import BranchId
 from polystem.engine.scripted import ScriptedEngine
+from polystem.errors import EngineRestarting
 from polystem.fleet import Fleet
 from polystem.fleet.tasks import in_own_task, to_the_end
 from tests.fleet.support import asking, everybody_reacts, run
@@ -59,6 +60,27 @@ async def test_a_turn_ended_from_outside_while_it_is_settled_leaves_no_cells() -
     await draining
     assert (await reader).usage.output_tokens == 3
     assert fleet.statistics().bookable_cells == engine.settings.cells
+    await fleet.aclose()
+
+
+async def test_a_turn_that_is_seated_when_the_engine_starts_again_is_not_run_on_cells_of_the_past() -> None:
+    engine = LateDrops()
+    fleet = Fleet(engine)
+    await fleet.start()
+    engine.let.set()
+    await run(fleet, asking("a" * 3000, 2, session_id="idle"))
+    await run(fleet, asking("b" * 3000, 2, session_id="idle too"))
+    engine.let.clear()
+    turn = asyncio.create_task(run(fleet, asking("c" * 3500, 2, session_id="c")))
+    await everybody_reacts()
+    engine.die()
+    await everybody_reacts()
+    assert engine.statistics().boot == 2
+    engine.let.set()
+    with pytest.raises(EngineRestarting):
+        await turn
+    fleet.check_integrity()
+    assert (await run(fleet, asking("c" * 3500, 2, session_id="c"))).usage.output_tokens == 2
     await fleet.aclose()
 
 
