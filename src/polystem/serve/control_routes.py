@@ -68,13 +68,13 @@ def pool_routes(desk: Desk) -> APIRouter:
 
     @router.post("/{pool_id}/pin", responses=describes(OkAnswer) | CONTROL_ERRORS)
     async def pin_pool(pool_id: PoolId, body: NoFields | None = None) -> Response:
-        """Keeps the pool from being swept."""
+        """Keeps an ephemeral pool from being dropped when cells are needed."""
         desk.fleet.pin_pool(pool_id, True)
         return json_response({"ok": True})
 
     @router.post("/{pool_id}/unpin", responses=describes(OkAnswer) | CONTROL_ERRORS)
     async def unpin_pool(pool_id: PoolId, body: NoFields | None = None) -> Response:
-        """Lets the pool be swept again."""
+        """Lets an ephemeral pool be dropped again."""
         desk.fleet.pin_pool(pool_id, False)
         return json_response({"ok": True})
 

@@ -23,8 +23,8 @@ class PoolBody(Body):
     messages: Messages | None = Field(default=None, description="rendered as chat renders them, without an opening")
     tools: Tools | None = Field(default=None, description="only with messages")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="only with messages")
-    pin: bool | None = Field(default=None, description="never swept")
-    ephemeral: bool | None = Field(default=None, description="may be swept once unused")
+    pin: bool | None = Field(default=None, description="never dropped by the server")
+    ephemeral: bool | None = Field(default=None, description="may be dropped when cells are needed and none run on it")
     expect_len: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX, description="400 unless this many tokens")
 
     def check_source(self) -> None:
