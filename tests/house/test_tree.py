@@ -65,6 +65,13 @@ def test_what_others_wrote_comes_with_its_licence(repository: Path) -> None:
         assert any("LICENSE" in path.name.upper() for path in folder.iterdir()), folder
 
 
+def test_the_package_names_every_licence_in_it(repository: Path) -> None:
+    patterns = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["license-files"]
+    named = {path for pattern in patterns for path in repository.glob(pattern)}
+    there = {path for kind in ("LICENSE", "NOTICE") for path in (repository / "src").rglob(f"*{kind}*")}
+    assert named == there | {repository / "LICENSE"}
+
+
 def test_every_package_that_is_pinned_is_pinned_once(repository: Path) -> None:
     lines = [line for line in (repository / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
