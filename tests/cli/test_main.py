@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import typer
 from polystem import __version__, errors
 from polystem.cli.config import SETTINGS
 from polystem.cli.errors import EXIT_CODE_OF, exit_code_of
-from polystem.cli.main import build_cli, run
+from polystem.cli.main import COMMANDS, build_cli, run
 from polystem.errors import PolystemError
 
 
@@ -74,3 +76,14 @@ def test_every_error_has_an_exit_code_that_is_no_success(cls: type[PolystemError
 
 def test_the_exit_codes_differ() -> None:
     assert len(set(EXIT_CODE_OF.values())) == len(EXIT_CODE_OF)
+
+
+def test_a_command_brings_no_libraries_of_the_others() -> None:
+    program = "import sys; from polystem.cli.main import build_cli; build_cli('serve'); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    assert not {"langgraph", "langchain_core", "aiohttp"} & set(ended.stdout.split())
+
+
+def test_every_command_is_a_module_that_registers_itself() -> None:
+    command = typer.main.get_command(build_cli())
+    assert set(getattr(command, "commands", {})) == set(COMMANDS)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from importlib import import_module
+from typing import Annotated, Protocol, cast
 
 import typer
 
 from polystem import __version__
-from polystem.cli import courier, doctor, model, report, serve, tune
 from polystem.cli.errors import exit_code_of, tell_error
 from polystem.errors import PolystemError
 
@@ -24,11 +24,11 @@ class Command(Protocol):
     def register(self, app: typer.Typer) -> None: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, courier, report, doctor, tune, model)
+COMMANDS = ("serve", "courier", "report", "doctor", "tune", "model")
 
 
-def build_cli() -> typer.Typer:
-    """The application with all its commands."""
+def build_cli(only: str | None = None) -> typer.Typer:
+    """The application with all its commands, or with one: each brings libraries that take time to import."""
     app = typer.Typer(
         name="polystem",
         help="Run a fleet of LLM agents on your own hardware: one shared prefix stored once, lent to all.",
@@ -37,8 +37,8 @@ def build_cli() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for command in COMMANDS:
-        command.register(app)
+    for name in COMMANDS if only is None else (only,):
+        cast(Command, import_module(f"polystem.cli.{name}")).register(app)
     return app
 
 
@@ -63,11 +63,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; typer itself tells of wrong usage, with code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build_cli()(args=None if arguments is None else list(arguments), prog_name="polystem")
+        build_cli(_named_in(given))(args=given, prog_name="polystem")
     except PolystemError as error:
         tell_error(error)
         return exit_code_of(error)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def _named_in(arguments: Sequence[str]) -> str | None:
+    return arguments[0] if arguments and arguments[0] in COMMANDS else None
