@@ -5,8 +5,9 @@
 N = 1 to 32 workers share a pool of P = 1216 tokens. The server is asked over HTTP, N streams at once; its rate counts
 from the moment when all N decode until the first of them ends. The bare loop runs in a child process and makes decode
 calls only: no sampling, no text, no network. Both are loaded at once, one idle while the other runs, in alternating
-order. For each N also what a step costs outside the kernels, by part, as the server itself reports it. A full run
-begins with `polystem tune`, as a user would; a quick one takes the settings in force.
+order. For each N also what a step costs outside the kernels, by part, as the server reports it over its last 512 steps:
+a full run takes as many at each N, a quick one fewer, so that its mean holds some of the N before. A full run begins
+with `polystem tune`, as a user would; a quick one takes the settings in force.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ async def measure(name: str, quick: bool) -> tuple[list[Figure], dict[str, Any]]
 
 async def _at(contest: Contest, name: str, workers: int, *, quick: bool, goal: Goal | None) -> list[Figure]:
     steps = 32 if quick else 64
-    await contest.round(workers, 8, served_first=True)
+    await contest.round(workers, steps, served_first=True)  # warm, and the server's mean is of this N alone
     rounds = [await contest.round(workers, steps, served_first=place % 2 == 0) for place in range(3 if quick else 7)]
     ratios = [served / bare for served, bare in rounds]
     overhead = await contest.overhead_us()
