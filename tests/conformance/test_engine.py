@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from polystem.errors import BadRequest, ContextOverflow, Draining, EngineStarting
@@ -146,6 +148,18 @@ async def test_closing_the_engine_twice_is_safe_and_refuses_later_work(case: Eng
     assert engine.statistics().state == "closed"
     with pytest.raises(Draining):
         await hear(engine, request, prompt)
+
+
+async def test_closing_the_engine_ends_the_wait_for_a_restart(case: EngineCase) -> None:
+    engine = case.make(Sizes())
+    await engine.start()
+    waiting = asyncio.create_task(engine.wait_restart(1))
+    await asyncio.sleep(0)
+    await engine.aclose()
+    with pytest.raises(Draining):
+        await waiting
+    with pytest.raises(Draining):
+        await engine.wait_restart(1)
 
 
 async def test_closing_the_engine_ends_a_running_turn_with_draining(case: EngineCase) -> None:
