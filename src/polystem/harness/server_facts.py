@@ -11,7 +11,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from polystem.engine.remote import RemoteClient
-from polystem.errors import BadRequest, ConfigError, NotFound, PolystemError
+from polystem.errors import BadRequest, ConfigError, NotFound, PolystemError, Unauthorized
 
 __all__ = ["CellCounts", "ControlPlane", "ServerFacts"]
 
@@ -44,13 +44,24 @@ class ControlPlane:
         self._client = client
 
     async def facts(self, model: str | None) -> ServerFacts:
-        """Asks who answers; `model` None takes the first that the server lists. Raises Unavailable, ConfigError."""
-        listed = await self._client.get_json("/v1/models")
+        """Asks who answers; `model` None takes the first that the server lists. Raises PolystemError with a hint."""
+        listed = await self._listed()
         names = [str(entry.get("id")) for entry in cast("list[dict[str, Any]]", listed.get("data") or [])]
         if model is None and not names:
             raise ConfigError(f"{self._client.root_url} lists no model", hint="name one with --model")
         kv = await self._optional("/kv")
         return ServerFacts(model or names[0], pools="cells_total" in kv, props=await self._optional("/props"))
+
+    async def _listed(self) -> dict[str, Any]:
+        """The first question of a run, where a wrong address or key shows."""
+        try:
+            return await self._client.get_json("/v1/models")
+        except Unauthorized as exc:
+            exc.hint = "give the server's key with --api-key or POLYSTEM_COURIER_API_KEY"
+            raise
+        except PolystemError as exc:
+            exc.hint = "give the address of a running OpenAI-compatible server with --base-url, or none to start one"
+            raise
 
     async def _optional(self, path: str) -> dict[str, Any]:
         try:
