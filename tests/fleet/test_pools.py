@@ -164,6 +164,14 @@ async def test_the_end_of_a_session_releases_the_pools_it_owns() -> None:
         assert [pool.pool_id for pool in stage.fleet.pools()] == [other] != [owned]
 
 
+async def test_an_owner_that_never_had_a_turn_releases_its_pools_all_the_same() -> None:
+    async with staged() as stage:
+        await created(stage, PREFIX, session_id="lead")
+        assert (await stage.fleet.close_session("lead")).found
+        assert stage.fleet.pools() == ()
+        assert not (await stage.fleet.close_session("lead")).found
+
+
 async def test_an_owned_pool_that_is_in_use_outlives_its_owner_without_one() -> None:
     async with staged() as stage:
         await played(stage, asking("lead", session_id="lead"))

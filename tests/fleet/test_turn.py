@@ -201,6 +201,22 @@ async def test_an_error_in_mid_turn_reaches_the_reader_after_what_was_said() -> 
 
 
 @pytest.mark.parametrize("moment", range(12))
+async def test_a_caller_who_leaves_before_its_session_is_cut_leaves_it_whole(moment: int) -> None:
+    """The second turn of a keeps less than it borrows, and waits until the cells of b are free."""
+    async with staged(cells=300, context_tokens=300) as stage:
+        pool_id = await created(stage, PREFIX)
+        await played(stage, asking(PREFIX + "a" * 40, session_id="a", pool_id=pool_id))
+        await played(stage, asking("b" * 100, session_id="b"))
+        task = asyncio.create_task(run(stage.fleet, asking(PREFIX[:20] + "#" * 180, session_id="a")))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await stage.steps(3)
+        assert task.done()
+        stage.fleet.check_integrity()
+
+
+@pytest.mark.parametrize("moment", range(12))
 async def test_a_caller_who_leaves_while_a_failed_turn_settles_leaves_nothing_booked(moment: int) -> None:
     async with staged() as stage:
         stage.engine.answers.append(Answer(text="abc", error=BadRequest("broke"), fails_after_tokens=1))

@@ -130,7 +130,6 @@ class Fleet:
                         await lease.cleared()
                         await self._generate(turn)
                     finally:
-                        turn.settling = True
                         await to_the_end(self._settle(turn))
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
@@ -151,6 +150,7 @@ class Fleet:
         if turn.epoch != self._ledger.epoch:
             raise EngineRestarting("it ended before the turn began")
         turn.seated_at = self._clock.now_s()
+        account.cut_share(turn.kept_tokens)
         async with aclosing(self.engine.generate(turn.request, turn.prompt, placement)) as deltas:
             async for delta in deltas:
                 if not turn.prefilled.is_set():
@@ -196,7 +196,8 @@ class Fleet:
         if session is None or session.closed or length is None:
             await self._drop(account)
             return
-        session.path = turn.certain_path()
+        if turn.seated_at is not None:  # else the branch is as the turn before left it
+            session.path = turn.certain_path()
         account.running, account.booked_cells = False, 0
         account.trim(length)
         account.last_used_at = session.last_used_at = self._clock.now_s()
@@ -218,25 +219,33 @@ class Fleet:
         Closing an unknown session is no error: `found` is False.
         """
         session = self._sessions.find(session_id)
-        if session is None:
+        if session is None and not self._pools_of(session_id):
             return ClosedSession(session_id, found=False, dropped_cells=0)
-        return await to_the_end(self._close_session(session))
+        return await to_the_end(self._close_session(session_id, session))
 
-    async def _close_session(self, session: Session) -> ClosedSession:
-        session_id, held = session.session_id, self._ledger.held_cells
+    async def _close_session(self, session_id: str, session: Session | None) -> ClosedSession:
+        held = self._ledger.held_cells
+        if session is not None:
+            await self._end_session(session)
+        dropped = held - self._ledger.held_cells
+        for pool in self._pools_of(session_id):
+            await self._disown(pool)
+        self._gate.advance()
+        return ClosedSession(session_id, found=True, dropped_cells=max(0, dropped))
+
+    def _pools_of(self, session_id: str) -> list[Pool]:
+        """The pools that a session owns; it may have been forgotten, or never have had a turn."""
+        return [pool for pool in self._ledger.tree.listed() if pool.owner == session_id]
+
+    async def _end_session(self, session: Session) -> None:
         self._sessions.close(session)
         for turn in [turn for turn in self._turns if turn.session is session]:
-            turn.end(Conflict(f"session '{session_id}' was closed while its turn ran"))
+            turn.end(Conflict(f"session '{session.session_id}' was closed while its turn ran"))
             await turn.ended()
         account = self._sessions.account(session)
         if account is not None:
             self._ledger.close(account.branch)
             await asyncio.shield(self._dropper([account]))
-        dropped = held - self._ledger.held_cells
-        for pool in [pool for pool in self._ledger.tree.listed() if pool.owner == session_id]:
-            await self._disown(pool)
-        self._gate.advance()
-        return ClosedSession(session_id, found=True, dropped_cells=max(0, dropped))
 
     async def _disown(self, pool: Pool) -> None:
         try:

@@ -129,8 +129,7 @@ class Planner:
         booked = len(turn.path) + turn.reserve_tokens - shared
 
         def take() -> Sequence[Holder]:
-            # The engine cuts the branch when the turn opens; until then the account still answers for its whole length.
-            account.borrow(account.pool, shared)
+            # The engine cuts the branch when the turn opens; until then the account answers for it as it is.
             turn.kept_tokens, turn.opens_branch = kept, False
             self._seat(turn, account, booked, Placement(branch=account.branch))
             return ()
@@ -174,6 +173,7 @@ class Planner:
 
     def _report(self, turn: Turn, account: Account) -> AttachReport:
         named, lender = self.named_pool(turn), account.pool
+        shared = min(account.shared_tokens, turn.kept_tokens)
         for pool in lineage(lender):
             pool.last_access_at = self._clock.wall_s()
             pool.attached_ever += pool is lender
@@ -182,7 +182,7 @@ class Planner:
             pool_id=None if told is None else told.pool_id,
             pool_match_tokens=0 if told is None else told.path.common_tokens(turn.path),
             pool_len_tokens=0 if told is None else len(told),
-            shared_tokens=account.shared_tokens,
+            shared_tokens=shared,
             pool_unknown=turn.request.pool_id is not None and (named is None or named.state == "failed"),
         )
 

@@ -43,8 +43,7 @@ class OnEnd(Protocol):
 class Turn:
     """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered.
 
-    `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more. A turn that
-    is `settling` is over for the engine; it is not cancelled any more, so that its cells are always given back.
+    `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more.
     """
 
     def __init__(self, request: Request, prompt: Prompt, begun_at: float) -> None:
@@ -68,7 +67,6 @@ class Turn:
         self._first: Delta | None = None
         self._task: asyncio.Task[None] | None = None
         self.answered = False
-        self.settling = False
         self.complete = False
         self._read_to_end = False
         self._cancelled = False
@@ -135,7 +133,7 @@ class Turn:
         await asyncio.wait([self._task])
 
     def _cancel(self) -> None:
-        if not self._cancelled and not self.settling and self._task is not None:
+        if not self._cancelled and self._task is not None:
             self._cancelled = True
             self._task.cancel()
 

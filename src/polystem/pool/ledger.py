@@ -53,6 +53,11 @@ class Account:
         self.tokens = max(self.tokens, self.shared_tokens)
         self.booked_cells = max(0, self.booked_cells - moved) if self.running else 0
 
+    def cut_share(self, tokens: int) -> None:
+        """From now on no more than the first `tokens` cells are the pool's; the booking has counted on it."""
+        self.shared_tokens = min(self.shared_tokens, tokens)
+        self.pool = self.pool if self.shared_tokens else None
+
     def trim(self, tokens: int) -> None:
         """The branch is now `tokens` long."""
         self.tokens = tokens

@@ -55,8 +55,10 @@ class StepLoop:
             await self._clock.sleep(self._step())
 
     def add(self, job: Job) -> None:
-        """Queues a job for the next step."""
+        """Queues a job for the next step. A branch that it continues is cut at once: no step may find it longer."""
         self.jobs.append(job)
+        if job.placement.branch in self.cells.branches:
+            self._open(job)
         self._work.set()
 
     def cancel(self, job: Job, *, keep: bool) -> None:
