@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import BranchId
-from polystem.engine.scripted import ScriptedEngine
-from polystem.errors import EngineRestarting
-from polystem.fleet import Fleet
+from polystem.engine.scripted import Answer, ScriptedEngine
+from polystem.errors import BadRequest, EngineRestarting
+from polystem.fleet import Fleet, FleetSettings
 from polystem.fleet.tasks import in_own_task, to_the_end
 from tests.fleet.support import asking, everybody_reacts, run
 
@@ -30,8 +31,10 @@ class LateDrops(ScriptedEngine):
 
 
 @pytest.mark.parametrize("cancels", [1, 2, 3])
-async def test_a_reader_cancelled_while_its_turn_is_settled_leaves_no_cells(cancels: int) -> None:
+@pytest.mark.parametrize("answer", [Answer(text="abcdef"), Answer(error=BadRequest("broke"), fails_after_tokens=2)])
+async def test_a_reader_cancelled_while_its_turn_is_settled_leaves_no_cells(cancels: int, answer: Answer) -> None:
     engine = LateDrops()
+    engine.answers.append(answer)
     fleet = Fleet(engine)
     await fleet.start()
     reader = asyncio.create_task(run(fleet, asking("a" * 40, 3)))
@@ -40,7 +43,6 @@ async def test_a_reader_cancelled_while_its_turn_is_settled_leaves_no_cells(canc
     for _ in range(cancels):
         reader.cancel()
         await everybody_reacts()
-    assert engine.statistics().cells_used > 0
     engine.let.set()
     await everybody_reacts()
     assert fleet.statistics().cells.free == fleet.statistics().bookable_cells == engine.settings.cells
@@ -60,6 +62,7 @@ async def test_a_turn_ended_from_outside_while_it_is_settled_leaves_no_cells() -
     await draining
     assert (await reader).usage.output_tokens == 3
     assert fleet.statistics().bookable_cells == engine.settings.cells
+    assert fleet.statistics().counters.turns_cancelled == 0
     await fleet.aclose()
 
 
@@ -81,6 +84,56 @@ async def test_a_turn_that_is_seated_when_the_engine_starts_again_is_not_run_on_
         await turn
     fleet.check_integrity()
     assert (await run(fleet, asking("c" * 3500, 2, session_id="c"))).usage.output_tokens == 2
+    await fleet.aclose()
+
+
+class LateHolds(ScriptedEngine):
+    """Holds branches only once `let` is set, and returns from a hold only once `back` is."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=VirtualClock())
+        self.let, self.back = asyncio.Event(), asyncio.Event()
+        self.back.set()
+
+    async def hold(
+        self, branch: BranchId, tokens: Sequence[int], *, source: BranchId | None = None, shared_tokens: int = 0
+    ) -> None:
+        await self.let.wait()
+        await super().hold(branch, tokens, source=source, shared_tokens=shared_tokens)
+        await self.back.wait()
+
+
+async def test_a_branch_that_a_pool_is_being_cut_out_of_is_dropped_after_that() -> None:
+    engine = LateHolds()
+    fleet = Fleet(engine, settings=FleetSettings(auto_pool=True, auto_pool_min_tokens=64))
+    await fleet.start()
+    turns = [asyncio.create_task(run(fleet, asking("a" * 300 + letter, 2))) for letter in "xy"]
+    await everybody_reacts()
+    engine.let.set()
+    heard = [await turn for turn in turns]
+    assert [each.usage.shared_tokens for each in heard] == [0, 300]
+    assert engine.statistics().tokens_prefilled == 301 + 1 + 1
+    fleet.check_integrity()
+    await fleet.aclose()
+
+
+async def test_a_pool_that_was_built_by_an_engine_that_is_gone_is_built_again() -> None:
+    engine = LateHolds()
+    fleet = Fleet(engine)
+    await fleet.start()
+    engine.let.set()
+    pools = [await fleet.create_pool(prompt=letter * 80) for letter in "ab"]
+    engine.back.clear()
+    engine.die()
+    await everybody_reacts()
+    assert engine.statistics().branch_tokens
+    engine.die()
+    await everybody_reacts()
+    await run(fleet, asking("c", 1))
+    engine.back.set()
+    await everybody_reacts()
+    assert [(view.pool_id, view.state) for view in fleet.pools()] == [(pool.pool_id, "ready") for pool in pools]
+    fleet.check_integrity()
     await fleet.aclose()
 
 

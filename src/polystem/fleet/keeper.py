@@ -124,7 +124,7 @@ class PoolKeeper:
             self._lose(pool, "its cells are taken by turns that started after the restart")
             return
         try:
-            await self.prefill(pool, pool.parent)
+            await self.prefill(pool, pool.parent, self.epoch)
         except EngineDied:
             pool.died_with += 1
             if pool.died_with >= DEATHS_MAX:
@@ -149,12 +149,17 @@ class PoolKeeper:
 
     # --- for planned pools ----------------------------------------------------------------------------------------
 
-    async def prefill(self, pool: Pool, donor: Holder | None) -> None:
-        """Makes the engine hold the pool; at least its last token is computed, the rest lent by the donor."""
+    async def prefill(self, pool: Pool, donor: Holder | None, epoch: int) -> None:
+        """Makes the engine hold the pool; at least its last token is computed, the rest lent by the donor.
+
+        Raises EngineRestarting where the engine has started again since `epoch`, for then nothing is held.
+        """
         lent = len(pool) - 1 if isinstance(donor, Account) else pool.branch_pos
         source = None if donor is None else donor.branch
         async with self._one_prefill:
+            self._check_epoch(epoch)
             await self._engine.hold(pool.branch, pool.path.as_tuple(), source=source, shared_tokens=lent)
+            self._check_epoch(epoch)
 
     def plant(self, path: TokenPath, parent: Pool | None, branch_pos: int) -> Pool:
         """Adds a pool to the tree, still to be built."""
@@ -167,8 +172,7 @@ class PoolKeeper:
         self._ledger.release(pool)
         self._dropper([pool])
 
-    def check_epoch(self, epoch: int) -> None:
-        """Raises EngineRestarting where the engine has started again since."""
+    def _check_epoch(self, epoch: int) -> None:
         if epoch != self._ledger.epoch:
             raise EngineRestarting("it ended before the pool was built")
 
@@ -216,8 +220,7 @@ class _Planned:
         assert pool is not None
         try:
             await lease.cleared()
-            self._keeper.check_epoch(self._epoch)
-            await self._keeper.prefill(pool, self._donor)
+            await self._keeper.prefill(pool, self._donor, self._epoch)
         except BaseException:
             self._undo()
             raise
