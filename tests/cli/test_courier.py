@@ -91,7 +91,16 @@ def test_a_run_that_cannot_begin_leaves_no_older_figures(
         (["--steps", "1"], "steps is 1; it must be at least 2"),
         (["--tool-delay-s", "slow"], "--tool-delay-s is 'slow'; write LOW:HIGH"),
         (["--turn-tokens", "9:3"], "turn_tokens is 9:3; it must be LOW:HIGH"),
-        (["--turn-timeout-s", "0"], "turn_limit_s is 0; it must be more than 0"),
+        (["--turn-limit-s", "0"], "turn_limit_s is 0; it must be a number more than 0"),
+        (["--turn-limit-s", "nan"], "turn_limit_s is nan; it must be a number more than 0"),
+        (["--retry-limit-s", "nan"], "retry_limit_s is nan; it must be at least 0"),
+        (["--tool-delay-s", "nan"], "tool_delay_s is nan:nan; it must be LOW:HIGH"),
+        (
+            ["--order-tokens", "9"],
+            "--order-tokens changes nothing in mode model\nhint: leave it out, or add --mode replay",
+        ),
+        (["--mode", "replay", "--max-errors", "9"], "--max-errors changes nothing in mode replay"),
+        (["--threads", "1"], "--threads is for a server that is started, but --base-url names one that is there"),
         (["--packages", "50001"], "50001 packages need more numbers than 5 digits give"),
     ],
 )
@@ -141,13 +150,13 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("mode", ["model", "replay"])
+@pytest.mark.parametrize(("mode", "lengths"), [("model", []), ("replay", ["--turn-tokens", "8:8"])])
 def test_the_bundled_model_delivers_in_both_arms_on_a_server_of_its_own(
-    mode: str, bundled_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mode: str, lengths: list[str], bundled_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / mode
     arguments = ["--packages", "2", "--steps", "3", "--prefix-tokens", "600", "--tool-delay-s", "0:0.01"]
-    more = ["--threads", "1", "--turn-tokens", "8:8", "--model", str(bundled_model)]
+    more = ["--threads", "1", "--model", str(bundled_model), *lengths]
     assert run(["courier", "run", "--mode", mode, "--arm", "both", "--json", "--out", str(out), *arguments, *more]) == 0
     pooled, naive = orjson.loads(capsys.readouterr().out)["arms"]
     assert (pooled["delivered"], naive["delivered"], pooled["lost"], naive["lost"]) == (2, 2, 0, 0)

@@ -26,7 +26,7 @@ from polystem.harness.metrics import ArmSummary, summarise_all
 from polystem.harness.own_server import own_server, serve_arguments
 from polystem.harness.record import MANIFEST_NAME, ROWS_NAME, Record, read_record
 from polystem.harness.run import run_courier
-from polystem.harness.settings import Arm, CourierSettings
+from polystem.harness.settings import Arm, CourierSettings, Mode
 
 NOT_DELIVERED_EXIT_CODE = 1
 DEFAULTS = CourierSettings()
@@ -102,7 +102,7 @@ OutFlag = Annotated[
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
 ErrorsFlag = Annotated[int, typer.Option(metavar="N", help="Wrong calls after which a package is dropped.")]
 OutputFlag = Annotated[int, typer.Option(metavar="N", help="Longest answer in mode model.")]
-TurnLimitFlag = Annotated[float, typer.Option("--turn-timeout-s", metavar="S", help="Longest time of one attempt.")]
+TurnLimitFlag = Annotated[float, typer.Option("--turn-limit-s", metavar="S", help="Longest time of one attempt.")]
 RetryFlag = Annotated[float, typer.Option("--retry-limit-s", metavar="S", help="How long a turn is tried again.")]
 DelayFlag = Annotated[str, typer.Option("--tool-delay-s", metavar="LOW:HIGH", help="Seconds that a tool takes.")]
 TurnFlag = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Replay: tokens of an answer.")]
@@ -128,6 +128,7 @@ def _group() -> None:
 
 
 def run(
+    context: typer.Context,
     packages: PackagesFlag = DEFAULTS.packages,
     steps: StepsFlag = DEFAULTS.steps,
     seed: SeedFlag = DEFAULTS.seed,
@@ -142,7 +143,7 @@ def run(
     overwrite: OverwriteFlag = False,
     max_errors: ErrorsFlag = DEFAULTS.max_errors,
     max_output_tokens: OutputFlag = DEFAULTS.max_output_tokens,
-    turn_timeout_s: TurnLimitFlag = DEFAULTS.turn_limit_s,
+    turn_limit_s: TurnLimitFlag = DEFAULTS.turn_limit_s,
     retry_limit_s: RetryFlag = DEFAULTS.retry_limit_s,
     tool_delay_s: DelayFlag = "0.05:0.25",
     turn_tokens: TurnFlag = "16:40",
@@ -162,13 +163,14 @@ def run(
         prefix_tokens=prefix_tokens,
         max_errors=max_errors,
         max_output_tokens=max_output_tokens,
-        turn_limit_s=turn_timeout_s,
+        turn_limit_s=turn_limit_s,
         retry_limit_s=retry_limit_s,
         tool_delay_s=_range("--tool-delay-s", tool_delay_s, float),
         turn_tokens=_range("--turn-tokens", turn_tokens, int),
         result_tokens=_range("--result-tokens", result_tokens, int),
         order_tokens=order_tokens,
     )
+    _refuse_idle_flags(context, settings.mode, base_url)
     target = Target(base_url, model, api_key, settings.cells() if cells is None else cells, threads)
     folder = _folder(out, overwrite=overwrite)
     with shown_progress(Console(stderr=True)) as progress:
@@ -179,6 +181,40 @@ def run(
     print(f"record in {folder}; see it with: polystem report {folder}", file=sys.stderr)
     if len(summaries) < len(settings.arms) or not all(summary.whole for summary in summaries):
         raise typer.Exit(NOT_DELIVERED_EXIT_CODE)
+
+
+_MODE_OF: dict[str, Mode] = {
+    "turn_tokens": "replay",
+    "result_tokens": "replay",
+    "order_tokens": "replay",
+    "max_errors": "model",
+    "max_output_tokens": "model",
+}
+_OF_OWN_SERVER = ("cells", "threads")
+
+
+def _refuse_idle_flags(context: typer.Context, mode: Mode, base_url: str | None) -> None:
+    """Raises ConfigError for a flag that was given and would change nothing."""
+    for name, wanted in _MODE_OF.items():
+        if wanted != mode and _is_given(context, name):
+            raise ConfigError(
+                f"{_flag_of(name)} changes nothing in mode {mode}", hint=f"leave it out, or add --mode {wanted}"
+            )
+    for name in _OF_OWN_SERVER:
+        if base_url is not None and _is_given(context, name):
+            raise ConfigError(
+                f"{_flag_of(name)} is for a server that is started, but --base-url names one that is there",
+                hint="leave out one of the two",
+            )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)

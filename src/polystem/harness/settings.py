@@ -6,6 +6,7 @@ Knows no server and no file.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, TypeAlias, get_args
 
 from polystem.errors import ConfigError
@@ -83,13 +84,13 @@ CELL_STEP = 256
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if value < least:
+    if not value >= least:
         raise ConfigError(f"{name} is {value:g}; it must be at least {least:g}")
 
 
 def _positive(name: str, value: float) -> None:
-    if value <= 0:
-        raise ConfigError(f"{name} is {value:g}; it must be more than 0")
+    if not 0 < value < inf:
+        raise ConfigError(f"{name} is {value:g}; it must be a number more than 0")
 
 
 def _ordered(name: str, value: tuple[float, float], least: float) -> None:
