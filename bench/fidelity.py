@@ -115,8 +115,8 @@ class Courier:
         while not job.done and errors < TURN_ERRORS_LIMIT:
             answer = await self._client.chat(self._body(messages, session))
             self._count(answer, own)
-            result, said = self._acted(job, answer)
-            errors += result is None or not result.startswith(("Collected", "Arrived", "Scanned", "Delivered"))
+            right, said = self._acted(job, answer)
+            errors += not right
             messages += said
         self.tally.packages += 1
         self.tally.delivered += job.done
@@ -137,11 +137,11 @@ class Courier:
             self.tally.shared_tokens.append(answer.attach.shared_tokens)
 
     @staticmethod
-    def _acted(job: Job, answer: Answer) -> tuple[str | None, list[dict[str, Any]]]:
-        """What the call brought, and the messages that go on with it."""
+    def _acted(job: Job, answer: Answer) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether there was a right call, and the messages that go on with what it brought."""
         if not answer.tool_calls:
             nudge = {"role": "user", "content": "Error: no tool call."}
-            return None, [{"role": "assistant", "content": answer.text}, nudge]
+            return False, [{"role": "assistant", "content": answer.text}, nudge]
         call = answer.tool_calls[0]
         try:
             arguments: JsonObject = orjson.loads(call.arguments_json)
@@ -151,12 +151,12 @@ class Courier:
         function = {"name": call.name, "arguments": orjson.dumps(arguments).decode()}
         said = {"role": "assistant", "content": answer.text}
         said |= {"tool_calls": [{"id": call.id, "type": "function", "function": function}]}
-        return result.text, [said, {"role": "tool", "tool_call_id": call.id, "content": result.text}]
+        return result.ok, [said, {"role": "tool", "tool_call_id": call.id, "content": result.text}]
 
 
 async def secret_figures(turns: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Couriers until `turns` turns were taken, `WORKERS` at a time."""
-    packages = draw_packages(SEED, -(-turns // STEPS), STEPS)
+    """Couriers, `WORKERS` at a time; none begins once `turns` turns were taken."""
+    packages = draw_packages(SEED, 2 * -(-turns // STEPS), STEPS)  # more than are begun: one that is dropped is shorter
     async with polystem_server(model_path(NANO), cells=CELLS) as url, RemoteClient(url) as client:
         facts = await ControlPlane(client).facts(None)
         prefix = await model_prefix(client, facts, prefix_tokens=PREFIX_TOKENS, seed=0)
@@ -165,7 +165,8 @@ async def secret_figures(turns: int) -> tuple[list[Figure], dict[str, Any]]:
 
         async def carried(package: Package) -> None:
             async with room:
-                await courier.carry(package)
+                if courier.tally.turns < turns:
+                    await courier.carry(package)
 
         async with asyncio.TaskGroup() as crew:
             for package in packages:
