@@ -6,7 +6,7 @@ SmolLM2-135M, a prefix of 788 tokens, 12 private tokens and 48 decoded ones each
 xllamacpp wheel, its defaults, 8 slots), ours with an explicit pool (its creation is part of the wall time) and ours
 with `auto_pool`. Each starts anew for each round, so the first burst is cold; then the same eight come again, warm, and
 their aggregate decode rate counts from the first token of any to the last of all. The order of contenders turns. A full
-run begins with `polystem tune`, as a user would; a quick one takes the settings in force.
+run begins with `polystem tune` where this machine holds no result of it; a quick one takes the settings in force.
 """
 
 from __future__ import annotations

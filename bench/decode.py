@@ -7,7 +7,7 @@ from the moment when all N decode until the first of them ends. The bare loop ru
 calls only: no sampling, no text, no network. Both are loaded at once, one idle while the other runs, in alternating
 order. For each N also what a step costs outside the kernels, by part, as the server reports it over its last 512 steps:
 a full run takes as many at each N, a quick one fewer, so that its mean holds some of the N before. A full run begins
-with `polystem tune`, as a user would; a quick one takes the settings in force.
+with `polystem tune` where this machine holds no result of it; a quick one takes the settings in force.
 """
 
 from __future__ import annotations

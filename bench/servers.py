@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from polystem.clock import SystemClock
+from polystem.engine.llama.modelfile import sha256_of
+from polystem.engine.llama.native import library_build
+from polystem.engine.machine import this_machine
 from polystem.engine.remote import RemoteClient
+from polystem.engine.settings import TunedStore
 from polystem.harness.own_server import own_server
 
 __all__ = ["llama_server", "polystem_server", "settings_of", "tune_model"]
@@ -20,7 +24,13 @@ READY_LIMIT_S = 300.0
 
 
 async def tune_model(model: Path) -> None:
-    """`polystem tune`, as a user would run it before serving; its table goes to stderr, beside the progress."""
+    """`polystem tune`, as a user would run it before serving, unless this machine holds its result for the model.
+
+    Its table goes to stderr, beside the progress.
+    """
+    stored = TunedStore().find(model_sha256=sha256_of(model), build=library_build(), machine=this_machine().name)
+    if stored is not None:
+        return
     command = [sys.executable, "-m", "polystem", "tune", str(model)]
     process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr)
     if await process.wait() != 0:
