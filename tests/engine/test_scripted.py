@@ -9,7 +9,6 @@ import pytest
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import Placement
 from polystem.engine.scripted import Answer, ByteTokens, ScriptedEngine, ScriptedSettings
-from polystem.engine.scripted.answer import StopFilter
 from polystem.errors import BadRequest, EngineBuildError, EngineDied, EngineRestarting
 from polystem.messages import Delta, Message, Request, Tool, ToolCall, ToolChoice
 
@@ -120,23 +119,3 @@ def test_tokens_and_text_turn_into_each_other() -> None:
     assert tokens.detokenize(ids) == text
     assert len(ids) == 2 + len("user\nü".encode())
     assert len(tokens.tokenize(text, parse_special=False)) == len(text.encode())
-
-
-@pytest.mark.parametrize("pieces", [["ab", "cd"], ["a", "b", "c", "d"], ["abcd"]])
-def test_a_stop_string_is_found_across_pieces(pieces: list[str]) -> None:
-    stops = StopFilter(("bc", "x"))
-    sent, met = "", False
-    for piece in pieces:
-        text, met = stops.feed(piece)
-        sent += text
-        if met:
-            break
-    assert met
-    assert sent == "a"
-
-
-def test_text_that_only_begins_like_a_stop_string_is_let_go() -> None:
-    stops = StopFilter(("stop",))
-    assert stops.feed("a sto") == ("a ", False)
-    assert stops.feed("ry") == ("story", False)
-    assert stops.rest() == ""

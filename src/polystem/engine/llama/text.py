@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+from polystem.engine.stops import StopFilter
+
 
 class PieceTable:
     """The bytes of each token as a reader sees them; hidden tokens (control tags, end marks) are empty."""
@@ -39,39 +41,19 @@ class StreamText:
     def __init__(self, pieces: PieceTable, stops: Sequence[str] = ()) -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops = tuple(stops)
-        self._held: str = ""
-        self.stopped = False
+        self._stops = StopFilter(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete; it is not given out."""
+        return self._stops.met
 
     def push(self, token: int) -> str:
-        """Text that became final with this token.
-
-        Sets `stopped` once a stop string is complete; it is not given out.
-        """
-        text: str = self._decoder.decode(self._pieces.raw(token))
-        return self._release(text) if self._stops else text
+        """Text that became final with this token."""
+        return self._stops.feed(self._decoder.decode(self._pieces.raw(token)))
 
     def flush(self) -> str:
         """The rest, when no token follows; after a stop string there is none."""
         if self.stopped:
             return ""
-        return self._held + self._decoder.decode(b"", final=True)
-
-    def _release(self, text: str) -> str:
-        text = self._held + text
-        found = [index for index in (text.find(stop) for stop in self._stops) if index >= 0]
-        if found:
-            self.stopped = True
-            self._held = ""
-            return text[: min(found)]
-        hold = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - hold :]
-        return text[: len(text) - hold]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+        return self._stops.rest() + self._decoder.decode(b"", final=True)

@@ -74,32 +74,3 @@ def _call_pieces(index: int, call: ToolCall, tokens: ByteTokens) -> Iterator[Del
         yield replace(piece, text="", tool_calls=part)
     yield Delta(tokens=(ord("}"),))
     yield Delta(tokens=(tokens.call_close_token,))
-
-
-class StopFilter:
-    """Holds text back while it may become a stop string, and cuts it where one is whole."""
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
-        self._held = ""
-
-    def feed(self, text: str) -> tuple[str, bool]:
-        """Returns the text that is safe to send, and whether a stop string has been met."""
-        self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            sent, self._held = self._held[: min(found)], ""
-            return sent, True
-        open_chars = max((_open_end(self._held, stop) for stop in self._stops), default=0)
-        cut = len(self._held) - open_chars
-        sent, self._held = self._held[:cut], self._held[cut:]
-        return sent, False
-
-    def rest(self) -> str:
-        """What was held back and is now known to be text."""
-        rest, self._held = self._held, ""
-        return rest
-
-
-def _open_end(text: str, stop: str) -> int:
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

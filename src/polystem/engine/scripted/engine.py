@@ -22,11 +22,12 @@ from polystem.engine.protocol import (
     EngineStatistics,
     Placement,
 )
-from polystem.engine.scripted.answer import Answer, Script, StopFilter, finish_reason_of, pieces_of, spoken
+from polystem.engine.scripted.answer import Answer, Script, finish_reason_of, pieces_of, spoken
 from polystem.engine.scripted.job import Job
 from polystem.engine.scripted.loop import StepLoop
 from polystem.engine.scripted.settings import ScriptedSettings, StepCost
 from polystem.engine.scripted.tokens import CHAT_TEMPLATE, ByteTokens
+from polystem.engine.stops import StopFilter
 from polystem.errors import (
     BadRequest,
     Conflict,

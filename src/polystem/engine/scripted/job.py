@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from polystem.engine.protocol import Placement
-from polystem.engine.scripted.answer import Answer, StopFilter
+from polystem.engine.scripted.answer import Answer
+from polystem.engine.stops import StopFilter
 from polystem.errors import PolystemError
 from polystem.messages import Delta, FinishReason, Request, Timings, TokenLogprob, Usage
 
@@ -67,15 +68,15 @@ class Job:
     def emit(self, piece: Delta) -> bool:
         """Sends one token's piece; returns whether a stop string has ended the answer."""
         assert self.request is not None
-        text, stopped = self.stops.feed(piece.text)
+        text = self.stops.feed(piece.text)
         self.output_tokens += 1
         self.reasoning_tokens += bool(piece.reasoning)
         self.last_token = piece.tokens[0]
         logprobs = (certain(piece),) if self.request.sampling.logprobs is not None else ()
         self.events.put_nowait(replace(piece, text=text, logprobs=logprobs))
-        if stopped:
+        if self.stops.met:
             self.finish_reason = "stop"
-        return stopped
+        return self.stops.met
 
     def last_delta(self, now_s: float) -> Delta:
         """The closing delta: what was held back, why it ends, and the counts."""
