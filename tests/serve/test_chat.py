@@ -237,6 +237,7 @@ def test_every_response_format_is_understood(sent: dict[str, Any], kind: str) ->
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"logit_bias": {"263": 1}}, "logit_bias"),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ],

@@ -16,6 +16,7 @@ from polystem.messages import ResponseFormat, Sampling
 TOP_LOGPROBS_MAX = 20
 INT64_MAX = 2**63 - 1
 TOKEN_ID_MAX = 2**31 - 1
+TOKEN_ID_DIGITS_MAX = len(str(TOKEN_ID_MAX))
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
@@ -150,8 +151,9 @@ def bias_of(by_text: dict[str, float], *, vocab_tokens: int) -> dict[int, float]
     """The logit biases by token id. Raises BadRequest for a key that is no token id of this model."""
     biases: dict[int, float] = {}
     for key, bias in by_text.items():
-        if not (key.isascii() and key.isdigit()):
-            raise BadRequest(f"Field 'logit_bias': '{key}' is no token id", param="logit_bias")
+        if not (key.isascii() and key.isdigit() and len(key) <= TOKEN_ID_DIGITS_MAX):
+            shown = key if len(key) <= TOKEN_ID_DIGITS_MAX else f"{key[:TOKEN_ID_DIGITS_MAX]}..."
+            raise BadRequest(f"Field 'logit_bias': '{shown}' is no token id", param="logit_bias")
         check_tokens((int(key),), vocab_tokens=vocab_tokens, param="logit_bias")
         biases[int(key)] = float(bias)
     return biases
