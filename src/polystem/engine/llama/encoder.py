@@ -6,7 +6,9 @@ Loads the vocabulary only, so that encoding never waits for the decode loop. Kno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from polystem.clock import Clock
 from polystem.engine.llama.native import NativeModel
@@ -16,6 +18,8 @@ from polystem.errors import BadRequest, UnsupportedField
 from polystem.messages import Prompt, Request
 
 _LONG_TEXT_CHARS = 1 << 16  # tokenising more than this would hold up the event loop for milliseconds
+_MANY_TOKENS = 1 << 14
+T = TypeVar("T")
 
 
 class PromptEncoder:
@@ -23,7 +27,8 @@ class PromptEncoder:
 
     def __init__(self, settings: LlamaSettings, clock: Clock) -> None:
         self._model = NativeModel(settings.model_path, vocab_only=True)
-        self._reading, self._closed = 0, False
+        self._reading: set[asyncio.Future[Any]] = set()
+        self._closed = False
         self.vocabulary = self._model.vocabulary
         self.context_tokens = settings.context_tokens or min(settings.cells, self._model.context_tokens)
         source = settings.chat_template or self._model.chat_template()
@@ -67,23 +72,28 @@ class PromptEncoder:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; long texts are read in a thread."""
-        if len(text) < _LONG_TEXT_CHARS:
-            return tuple(self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special))
-        self._reading += 1
-        try:
-            return tuple(
-                await asyncio.to_thread(
-                    self.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special
-                )
-            )
-        finally:
-            self._reading -= 1
-            self._free()
+        read = partial(self.vocabulary.tokenize, text, add_special=add_special, parse_special=parse_special)
+        return tuple(read() if len(text) < _LONG_TEXT_CHARS else await self._in_thread(read))
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, control tokens included."""
+        """The text of tokens, control tokens included; that of many is put together in a thread."""
         self.check_tokens(tokens)
+        read = partial(self._text_of, tokens)
+        return read() if len(tokens) < _MANY_TOKENS else await self._in_thread(read)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.vocabulary.piece, tokens)).decode("utf-8", "replace")
+
+    async def _in_thread(self, read: Callable[[], T]) -> T:
+        """Reads in a thread, which goes on, and keeps the vocabulary, where its caller leaves."""
+        reading = asyncio.get_running_loop().run_in_executor(None, read)
+        self._reading.add(reading)
+        reading.add_done_callback(self._has_read)
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[Any]) -> None:
+        self._reading.discard(reading)
+        self._free()
 
     def check_tokens(self, tokens: Sequence[int], *, param: str = "prompt") -> None:
         """Raises BadRequest for an empty prompt, or ids that the model does not have."""

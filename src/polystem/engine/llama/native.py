@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from polystem.engine.llama.cuts import TagCuts
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.errors import ConfigError, EngineBuildError, ModelFileError
 
@@ -42,6 +43,7 @@ _CACHE_TYPE_IDS = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 _ATTR_CONTROL = 1 << 3
 _ATTR_USER_DEFINED = 1 << 4
 _ATTR_UNKNOWN = 1 << 0
+_ATTR_LSTRIP = 1 << 7
 
 
 class NativeLog:
@@ -209,9 +211,19 @@ class Vocabulary:
     def __init__(self, model_pointer: Any) -> None:
         self._vocab: Any = _ll.llama_model_get_vocab(model_pointer)
         self.size = int(_ll.llama_vocab_n_tokens(self._vocab))
+        self._adds_eos = bool(_ll.llama_vocab_get_add_eos(self._vocab))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids; `add_special` adds what the model wants at the start (bos), `parse_special` reads control tags."""
+        if add_special and self._adds_eos:  # what ends a text belongs behind its last piece only
+            return self._tokenize(text, add_special, parse_special)
+        cuts = self._cuts_at_any_tag if parse_special else self._cuts_at_seen_tags
+        tokens: list[int] = []
+        for index, piece in enumerate(cuts.pieces(text)):
+            tokens += self._tokenize(piece, add_special and not index, parse_special)
+        return tokens
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         raw = text.encode("utf-8", "replace")
         room = len(raw) + 8
         while True:
@@ -220,6 +232,21 @@ class Vocabulary:
             if count >= 0:
                 return buffer[:count]
             room = -count
+
+    @cached_property
+    def _cuts_at_any_tag(self) -> TagCuts:
+        return TagCuts(map(self._tag, self._with_attributes(_ATTR_CONTROL | _ATTR_UNKNOWN | _ATTR_USER_DEFINED)))
+
+    @cached_property
+    def _cuts_at_seen_tags(self) -> TagCuts:
+        return TagCuts(map(self._tag, self._with_attributes(_ATTR_USER_DEFINED)))
+
+    def _with_attributes(self, wanted: int) -> Iterator[int]:
+        """Tokens with one of these attributes, less those that take the whitespace before them away."""
+        for token in range(self.size):
+            attributes = int(_ll.llama_vocab_get_attr(self._vocab, token))
+            if attributes & wanted and not attributes & _ATTR_LSTRIP:
+                yield token
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for, control tokens included."""
