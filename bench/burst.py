@@ -62,8 +62,12 @@ async def started(contender: str) -> AsyncGenerator[str, None]:
 
 
 async def burst(replayer: Replayer, prompts: Sequence[Sequence[int]], pool: int | None) -> list[Answer]:
-    """All agents at once."""
-    return await asyncio.gather(*(replayer.turn(prompt, OUTPUT_TOKENS, pool=pool) for prompt in prompts))
+    """All agents at once, each in a session of its own where the server knows sessions."""
+    turns = (
+        replayer.turn(prompt, OUTPUT_TOKENS, session=f"agent-{agent}", pool=pool)
+        for agent, prompt in enumerate(prompts)
+    )
+    return await asyncio.gather(*turns)
 
 
 def span_tps(answers: Sequence[Answer]) -> float:
