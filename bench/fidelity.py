@@ -102,12 +102,13 @@ class Courier:
         self._prefix = prefix
         self._pool = pool
         self._packages = packages
-        self._secrets = {secret for package in packages for secret in (package.package_id, package.door_code)}
+        self._secrets = set[str]()  # of every worker that was told one
         self.tally = Tally()
 
     async def carry(self, package: Package) -> None:
         """One agent's conversation, to the delivery or the error limit."""
         own = {package.package_id, package.door_code}
+        self._secrets |= own
         job, errors = Job(package, self._packages), 0
         session = f"secrets-{package.index}"
         messages: list[dict[str, Any]] = [{"role": "system", "content": self._prefix.text}]
