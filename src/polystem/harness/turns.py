@@ -77,8 +77,9 @@ class TurnTaker:
 
     async def take(self, key: TurnKey, send: Send) -> Answer:
         """The answer, once it is whole. Raises TurnFailed."""
-        submitted_s = self._clock.now_s()
-        for attempt in range(1, 1_000_000):
+        submitted_s, attempt = self._clock.now_s(), 0
+        while True:  # the retry limit ends it
+            attempt += 1
             self._board.phases[key.package] = "queued"
             try:
                 answer = await self._attempt(key, send)
@@ -89,7 +90,6 @@ class TurnTaker:
             else:
                 self._note(key, answer, submitted_s, attempt)
                 return answer
-        raise AssertionError("unreachable: the retry limit ends the loop")
 
     async def _attempt(self, key: TurnKey, send: Send) -> Answer:
         def first() -> None:
