@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from polystem.harness.rows import TurnRow
+from polystem.harness.rows import BUCKET_S, TurnRow
 
 __all__ = ["Window", "aggregate_rate", "decode_windows", "strict_tps"]
 
 WINDOW_S = 2.0
-BUCKET_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

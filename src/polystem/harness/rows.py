@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 __all__ = [
+    "BUCKET_S",
     "KINDS",
     "KIND_OF",
     "VERSION",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 VERSION = 1
+BUCKET_S = 0.25
+"""How finely a record tells when tokens arrived; part of its format."""
 
 
 @dataclass(frozen=True, slots=True)

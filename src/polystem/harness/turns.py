@@ -17,7 +17,7 @@ from polystem.engine.remote import Answer
 from polystem.errors import PolystemError, Saturated, Unavailable
 from polystem.harness.board import Board
 from polystem.harness.record import RecordWriter
-from polystem.harness.rows import RetryRow, TurnRow
+from polystem.harness.rows import BUCKET_S, RetryRow, TurnRow
 from polystem.messages import Usage
 
 __all__ = ["Send", "TurnFailed", "TurnKey", "TurnTaker"]
@@ -25,7 +25,6 @@ __all__ = ["Send", "TurnFailed", "TurnKey", "TurnTaker"]
 Send = Callable[[Callable[[], None]], Awaitable[Answer]]
 FailCause = Literal["timeout", "engine_error", "refused"]
 
-BUCKET_S = 0.25
 WAIT_GROWTH = 1.5
 WAIT_LIMIT_S = 30.0
 
