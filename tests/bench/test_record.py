@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.record import Arguments, Figure, Goal, Model, hand_in, read_arguments
+from polystem.harness.machine import version_facts
 from tools.write_benchmarks import BEGIN, END, page, readme
 
 QUICK, CHECKED = Arguments(quick=True, check=False), Arguments(quick=True, check=True)
@@ -48,6 +49,11 @@ def test_the_record_says_what_was_measured_on_what(tmp_path: Path) -> None:
     assert record["machine"]["cores"] >= 1
     assert record["models"] == [{"name": "nano", "sha256": "ab" * 32}]
     assert record["settings"] == {"threads": 1}
+
+
+def test_the_versions_are_those_of_what_is_there() -> None:
+    assert {"polystem", "llama-cpp-python", "pytest"} <= version_facts(["pytest", "no-such-package"]).keys()
+    assert "no-such-package" not in version_facts(["pytest", "no-such-package"])
 
 
 def test_a_missed_goal_fails_only_a_checked_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Knows no server.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -26,10 +27,10 @@ def machine_facts() -> dict[str, Any]:
     return facts
 
 
-def version_facts() -> dict[str, Any]:
-    """Versions of this package and of those that the harness runs on."""
+def version_facts(more: Sequence[str] = ()) -> dict[str, Any]:
+    """Versions of this package, of those that the harness runs on, and of `more`; those that are not there are left out."""
     facts = {"polystem": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         with suppress(PackageNotFoundError):
             facts[package] = version(package)
     return facts
