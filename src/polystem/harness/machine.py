@@ -28,7 +28,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def version_facts(more: Sequence[str] = ()) -> dict[str, Any]:
-    """Versions of this package, of those that the harness runs on, and of `more`; those that are not there are left out."""
+    """Versions of this package, of what the harness runs on, and of `more`; what is not installed is left out."""
     facts = {"polystem": __version__, "python": platform.python_version()}
     for package in (*PACKAGES, *more):
         with suppress(PackageNotFoundError):
