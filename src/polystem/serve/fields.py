@@ -53,7 +53,7 @@ class JsonObjectFormat(Body):
 
 class NamedSchema(Body):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
-    description: str | None = None
+    description: str | None = Field(default=None, description="no effect: the schema alone is enforced")
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = Field(default=None, description="no effect: the schema is always enforced")
 
