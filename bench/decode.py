@@ -5,8 +5,8 @@
 N = 1 to 32 workers share a pool of P = 1216 tokens. The server is asked over HTTP, N streams at once; its rate counts
 from the moment when all N decode until the first of them ends. The bare loop runs in a child process and makes decode
 calls only: no sampling, no text, no network. Both are loaded at once, one idle while the other runs, in alternating
-order. For each N also what a step costs outside the kernels, by part, as the server reports it over its last 512 steps: a
-full run of courier-nano takes more than that at each N; the other runs take fewer, so their means hold some of the N
+order. For each N also what a step costs outside the kernels, by part, as the server reports it over its last 512 steps:
+a full run of courier-nano takes more than that at each N; the other runs take fewer, so their means hold some of the N
 before. A full run begins with `polystem tune` where this machine holds no result of it; a quick one takes the settings
 in force.
 """
