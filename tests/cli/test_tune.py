@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from polystem.cli.main import run
+from polystem.cli.tune import LINE_EVERY_S, LineProgress
+from polystem.clock import VirtualClock
 from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.llama.native import library_build
+from polystem.engine.llama.tune import Progress
 from polystem.engine.machine import this_machine
 from polystem.engine.settings import TunedStore
 
@@ -55,6 +60,16 @@ def test_what_was_measured_is_told_and_kept(
         "micro-batch",
     ]
     assert entry.measured["workload"]["prefix_tokens"] == 16
+
+
+@pytest.mark.anyio
+async def test_a_log_gets_a_line_of_progress_each_few_seconds() -> None:
+    written, clock = StringIO(), VirtualClock()
+    told = LineProgress(Console(file=written), clock)
+    for done, after_s in ((1, 0.0), (2, LINE_EVERY_S / 2), (3, LINE_EVERY_S / 2), (4, 0.0)):
+        await clock.advance(after_s)
+        told(Progress(done, 9, "flash attention off"))
+    assert written.getvalue() == "1 of 9: flash attention off\n3 of 9: flash attention off\n"
 
 
 def test_a_dry_run_keeps_nothing(store: TunedStore, capsys: pytest.CaptureFixture[str]) -> None:

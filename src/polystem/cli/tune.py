@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from polystem.cli.config import BUNDLED_MODEL, model_path
-from polystem.clock import SystemClock
+from polystem.clock import Clock, SystemClock
 from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.llama.native import library_build
 from polystem.engine.llama.tune import Answer, Option, Ratio, Workload, tune
@@ -30,6 +30,7 @@ from polystem.engine.settings import TunedEntry, TunedStore
 WHOLE = Workload()
 QUICK = Workload(prefix_tokens=256, workers=4, steps=2, prefill_tokens=128, rounds=3)
 QUICK_HELP = f"A smaller load: P {QUICK.prefix_tokens}, N {QUICK.workers}, {QUICK.rounds} rounds."
+LINE_EVERY_S = 5.0
 CAPTION = "ratio: time against the first usable option, median (lowest-highest)"
 HELP = """Measure which engine settings this machine prefers for a model, and keep them for `polystem serve`.
 
@@ -42,7 +43,8 @@ share one prefix; the time of a prompt is shown beside it and counts as much as 
   polystem tune my-model.gguf --prefix-tokens 2000 --workers 16
 
 The result holds for this model file, this engine build and this machine. Settings that you give to `polystem serve`
-yourself win over it. Nothing else should run on the machine meanwhile; --quick takes about a minute and knows less.
+yourself win over it. Nothing else should run on the machine meanwhile. It takes several minutes for a model of 135M
+parameters on two cores, and longer for larger ones; --quick takes a minute or two and knows less.
 """
 
 _log = logging.getLogger(__name__)
@@ -126,10 +128,30 @@ class _Told:
         self._bar.update(self._task, completed=step.done, total=step.total, description=step.text)
 
 
+class LineProgress:
+    """One line each few seconds, for logs."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console = console
+        self._clock = clock
+        self._due_s = clock.now_s()
+
+    def __call__(self, step: Step) -> None:
+        if self._clock.now_s() < self._due_s:
+            return
+        self._due_s = self._clock.now_s() + LINE_EVERY_S
+        self._console.print(f"{step.done} of {step.total}: {step.text}", soft_wrap=True, highlight=False)
+
+
 @contextmanager
-def _progress() -> Generator[_Told, None, None]:
+def _progress() -> Generator[Callable[[Step], None], None, None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print("loading the model")
+        yield LineProgress(console, SystemClock())
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=console) as bar:
         yield _Told(bar)
 
 
