@@ -184,14 +184,17 @@ async def test_a_server_that_is_gone_for_a_moment_loses_nothing(tmp_path: Path, 
     assert [turn.attempts for turn in record.of(TurnRow, "pooled")] == [1, 3, 1, 1]
 
 
-async def test_a_retry_waits_at_least_as_long_as_advised(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("advised_s", "waits_s"), [(3, [3.0, 4.5, 6.75]), (0, [0.1, 0.15, 0.225])])
+async def test_a_retry_waits_at_least_as_long_as_advised_and_never_not_at_all(
+    tmp_path: Path, advised_s: int, waits_s: list[float]
+) -> None:
     def shaky(body: Body, number: int) -> Raw:
-        return refused(429, retry_after_s=3) if number < 3 else said(right_call(body["messages"]))
+        return refused(429, retry_after_s=advised_s) if number < 3 else said(right_call(body["messages"]))
 
     record = await ran(CourierServer(chat=shaky), tmp_path, ONE)
     retries = record.of(RetryRow, "pooled")
-    assert [row.advised_s for row in retries] == [3.0] * 3
-    assert [row.waited_s for row in retries] == [3.0, 4.5, 6.75]
+    assert [row.advised_s for row in retries] == [advised_s] * 3
+    assert [row.waited_s for row in retries] == pytest.approx(waits_s)
 
 
 async def test_a_turn_that_never_ends_is_a_timeout(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ FailCause = Literal["timeout", "engine_error", "refused"]
 
 WAIT_GROWTH = 1.5
 WAIT_LIMIT_S = 30.0
+SHORTEST_WAIT_S = 0.1  # a server that advises none would be asked without end
 
 
 class TurnFailed(Exception):
@@ -104,7 +105,8 @@ class TurnTaker:
         """Waits as long as the server advises, longer each time; gives up at the retry limit."""
         now_s = self._clock.now_s()
         advised_s = refusal.retry_after_s
-        wait_s = max(advised_s, min(WAIT_LIMIT_S, advised_s * WAIT_GROWTH ** (attempt - 1)))
+        first_s = max(advised_s, SHORTEST_WAIT_S)
+        wait_s = max(first_s, min(WAIT_LIMIT_S, first_s * WAIT_GROWTH ** (attempt - 1)))
         if isinstance(refusal, Unavailable) and refusal.reason == "timeout":
             raise TurnFailed("timeout", refusal.message) from refusal
         if now_s + wait_s - submitted_s > self._retry_limit_s:
