@@ -13,7 +13,7 @@ class StopFilter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._held: str = ""
         self.met = False
 
     def feed(self, text: str) -> str:
