@@ -50,7 +50,7 @@ class AnswerReader:
             if self._parser.in_reasoning:
                 self._reasoning_tokens += len(tokens)
             if end is None:
-                return replace(piece, tokens=tokens, logprobs=logprobs)
+                return Delta(tokens, piece.text, piece.reasoning, piece.tool_calls, logprobs)
             piece = _joined(piece, self._parser.finish(cast("FinishReason", end[0])))
             text = piece.text
         usage, timings = self._accounts(end)

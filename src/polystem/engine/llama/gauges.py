@@ -21,7 +21,8 @@ class Gauges:
         self._cells_total = cells_total
         self._sequences_total = sequences_total
         self._steps: deque[StepSample] = deque(maxlen=_KEPT_STEPS)
-        self._overheads: deque[tuple[float, float, float, float]] = deque(maxlen=_KEPT_STEPS)
+        self._overheads: deque[tuple[float, float, float, float]] = deque()
+        self._overhead_sums_us = dict.fromkeys(_PARTS, 0.0)
         self._branches: dict[BranchId, int] = {}
         self._latest: Snapshot | None = None
         self._decoded_before = self._prefilled_before = 0
@@ -33,8 +34,15 @@ class Gauges:
         self._branches.update(snapshot.changed)
         if snapshot.step is not None:
             self._steps.append(StepSample(*snapshot.step))
-            self._overheads.append(snapshot.overhead_us)
+            self._add_overhead(snapshot.overhead_us)
         self._latest = snapshot
+
+    def _add_overhead(self, newest: tuple[float, float, float, float]) -> None:
+        """Keeps sums of the last steps, so that taking statistics does not add them up each time."""
+        self._overheads.append(newest)
+        oldest = self._overheads.popleft() if len(self._overheads) > _KEPT_STEPS else (0.0, 0.0, 0.0, 0.0)
+        for name, added, gone in zip(_PARTS, newest, oldest, strict=True):
+            self._overhead_sums_us[name] += added - gone
 
     def forget(self) -> None:
         """The loop is gone, and all branches with it."""
@@ -67,7 +75,5 @@ class Gauges:
         )
 
     def _overhead_us(self) -> dict[str, float]:
-        if not self._overheads:
-            return dict.fromkeys(_PARTS, 0.0)
-        sums = [sum(part) for part in zip(*self._overheads, strict=True)]
-        return {name: total / len(self._overheads) for name, total in zip(_PARTS, sums, strict=True)}
+        count = max(1, len(self._overheads))
+        return {name: total / count for name, total in self._overhead_sums_us.items()}
