@@ -231,3 +231,17 @@ async def test_eight_couriers_lose_nothing_to_a_crash_when_they_retry() -> None:
             text = bytes(token for token in turns[-1].path if token < 256).decode()
             assert name in text
             assert not any(other in text for other in others)
+
+
+async def test_whoever_waits_for_a_pool_waits_on_when_the_engine_ends_once_more() -> None:
+    async with staged() as stage:
+        pool_id = await created(stage, PREFIX)
+        stage.engine.die()
+        stage.engine.restart()
+        turn = asyncio.create_task(run(stage.fleet, asking(PREFIX + "Go.", pool_id=pool_id)))
+        await everybody_reacts()
+        assert stage.fleet.pools()[0].state == "building"
+        stage.engine.die()
+        stage.engine.restart()
+        await stage.until_done(turn)
+        assert (await turn).usage.shared_tokens == len(PREFIX)
