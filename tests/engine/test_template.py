@@ -70,6 +70,31 @@ def test_arguments_that_are_no_json_reach_the_template_as_the_model_wrote_them()
     assert '"{\\"hub\\": Al"' in text
 
 
+@pytest.mark.parametrize("source", [CHATML, ALTERNATING], ids=["with tools", "without"])
+def test_arguments_with_half_a_surrogate_pair_give_a_text_that_can_be_sent(source: str) -> None:
+    halved = Message("assistant", tool_calls=(ToolCall("call_1", "drive", '{"hub": "\\ud800"}'),))
+    text = ChatTemplate(source).render(chat(Message("user", "Go."), halved), generation_prompt=False)
+    assert "ud800" in text
+    assert text.encode()
+
+
+def test_arguments_with_escapes_that_are_whole_reach_the_template_as_an_object() -> None:
+    escaped = Message("assistant", tool_calls=(ToolCall("call_1", "drive", '{"hub": "\\ud83d\\ude42"}'),))
+    text = ChatTemplate(CHATML).render(chat(Message("user", "Go."), escaped), generation_prompt=False)
+    assert '"arguments": {"hub": "🙂"}}' in text
+
+
+@pytest.mark.parametrize("source", [CHATML, ALTERNATING], ids=["with tools", "without"])
+def test_a_schema_that_is_too_deep_to_write_is_a_bad_request(source: str) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(2000):
+        schema = {"items": schema}
+    with pytest.raises(BadRequest, match="cannot render"):
+        ChatTemplate(source).render(
+            chat(Message("user", "Go."), tools=(Tool("t", "", schema),)), generation_prompt=True
+        )
+
+
 def test_one_more_turn_only_adds_text() -> None:
     template = ChatTemplate(CHATML)
     turns = (Message("system", "S"), Message("user", "Go."), CALLED, ANSWERED, Message("assistant", "Done."))

@@ -85,10 +85,10 @@ class ChatTemplate:
         assert request.messages is not None, "a request with a plain prompt has nothing to render"
         for name in sorted(_OWN_NAMES & set(request.template_args)):
             raise UnsupportedField(f"chat_template_kwargs.{name}", "the server sets it from the request")
-        document = document_of(request.messages, request.tools, self._habits)
         try:
+            document = document_of(request.messages, request.tools, self._habits)
             return self._text(document, generation_prompt, request.template_args)
-        except Exception as exc:  # the template is foreign code: it can raise anything
+        except Exception as exc:  # the template is foreign code: it can raise anything; schemas can be deep
             raise BadRequest(
                 f"the model's chat template cannot render these messages: {_said(exc)}", param="messages"
             ) from exc

@@ -134,9 +134,11 @@ def _call_dict(call: ToolCall, habits: Habits) -> dict[str, Any]:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | str:
-    """The arguments as an object; the text itself where the model wrote none."""
+    """The arguments as an object; the text itself where the model wrote none, or one with half a surrogate pair."""
     try:
         value = json.loads(call.arguments_json)
+        if "\\u" in call.arguments_json:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return call.arguments_json
     return value if isinstance(value, dict) else call.arguments_json  # pyright: ignore[reportUnknownVariableType]  JSON

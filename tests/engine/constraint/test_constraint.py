@@ -233,6 +233,29 @@ def test_what_a_schema_asks_in_vain_is_named(schema: dict[str, Any], named: str)
     assert caught.value.param == "tools"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 3},
+        {"properties": ["a"]},
+        {"properties": {"a": {"type": "string"}}, "required": 5},
+        {"properties": {"a": {"enum": 5}}},
+        {"properties": {"a": {"enum": "abc"}}},
+    ],
+)
+@pytest.mark.parametrize("tool_format", ["hermes", "qwen3-coder"])
+def test_a_tool_s_schema_with_a_part_of_the_wrong_kind_is_refused(schema: dict[str, Any], tool_format: str) -> None:
+    tool = Tool("t", "", {"type": "object", **schema})
+    with pytest.raises(ConstraintError) as caught:
+        grammar_for(request(tools=(tool,), tool_choice=REQUIRED), tool_format)
+    assert caught.value.param == "tools"
+
+
+def test_parts_of_a_tool_s_schema_that_are_null_are_absent() -> None:
+    tool = Tool("t", "", {"type": "object", "properties": None, "required": None})
+    assert grammar_for(request(tools=(tool,), tool_choice=REQUIRED), "qwen3-coder")
+
+
 def test_a_regex_that_is_none_is_refused() -> None:
     with pytest.raises(ConstraintError, match="unclosed character class"):
         grammar_for(request(tools=(), response_format=ResponseFormat("regex", pattern="[a")), "hermes")

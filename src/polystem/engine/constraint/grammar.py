@@ -165,8 +165,8 @@ def _argument_rules(index: int, tool: Tool, syntax: CallSyntax, *, by_schema: bo
 
 def _tagged_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
     """Each argument in its tag, in the schema's order; those that are not required may be left out."""
-    properties = cast("Mapping[str, object]", schema.get("properties", {}))
-    required = schema.get("required", ())
+    properties = cast("Mapping[str, object]", _part(schema, "properties", Mapping, "an object") or {})
+    required = cast("list[object]", _part(schema, "required", list, "an array") or [])
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     names = [f"tag_{index}_{number}" + ("" if key in required else "?") for number, key in enumerate(properties)]
     rules = [f"arguments_{index}: {' '.join(names)}"]
@@ -179,9 +179,18 @@ def _tagged_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
     return rules
 
 
+def _part(schema: Mapping[str, Any], key: str, kind: type, called: str) -> object:
+    """A part of a tool's schema, None where it is absent or null. Raises ConstraintError for one of another kind."""
+    part: object = schema.get(key)
+    if part is None or isinstance(part, kind):
+        return part
+    raise ConstraintError(f"'{key}' in a tool's parameters must be {called}, but is {part!r}", param="tools")
+
+
 def _tagged_value(schema: Mapping[str, Any], name: str) -> str:
     closing = literal(_TAG_CLOSING)
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    listed = cast("list[Any]", _part(schema, "enum", list, "an array") or [])
+    choices = listed or ([schema["const"]] if "const" in schema else [])
     if choices and all(isinstance(choice, str) for choice in choices):
         return f"{name}: ({' | '.join(literal(choice) for choice in choices)}) {closing}"
     if schema.get("type") != "string":
