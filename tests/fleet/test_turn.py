@@ -22,7 +22,8 @@ async def test_a_named_pool_lends_its_cells() -> None:
         pool_id = await created(stage, PREFIX)
         heard = await played(stage, asking(PREFIX + "Go.", pool_id=pool_id, session_id="a"))
         assert heard.attach.pool_id == pool_id == 0
-        assert heard.attach.shared_tokens == heard.attach.pool_match_tokens == heard.attach.pool_len_tokens
+        assert heard.attach.pool_shared_tokens == heard.attach.shared_tokens == len(PREFIX)
+        assert heard.attach.pool_match_tokens == heard.attach.pool_len_tokens == len(PREFIX)
         assert heard.usage.shared_tokens == heard.usage.cached_tokens == len(PREFIX)
         cells = stage.fleet.statistics().cells
         assert cells.pool == len(PREFIX)
@@ -109,6 +110,25 @@ async def test_a_session_that_borrows_goes_on_borrowing() -> None:
         assert second.usage.cached_tokens > len(PREFIX)
         assert second.usage.shared_tokens == second.attach.shared_tokens == len(PREFIX)
         assert second.attach.pool_id == pool_id
+
+
+async def test_what_another_pool_lends_is_not_told_of_the_named_one() -> None:
+    async with staged() as stage:
+        own, other = await created(stage, PREFIX), await created(stage, PREFIX[:10] + "another handbook")
+        await played(stage, asking(PREFIX + "Go.", session_id="a", pool_id=own))
+        heard = await played(stage, asking(PREFIX[:30] + "X", session_id="a", pool_id=other))
+        assert (heard.attach.pool_id, heard.attach.pool_match_tokens) == (other, 10)
+        assert (heard.attach.pool_shared_tokens, heard.usage.shared_tokens) == (0, 30)
+
+
+async def test_a_released_pool_lends_on_and_is_told_as_unknown() -> None:
+    async with staged() as stage:
+        pool_id = await created(stage, PREFIX)
+        first = await played(stage, asking(PREFIX + "Go.", session_id="a", pool_id=pool_id))
+        await stage.fleet.release_pool(pool_id)
+        heard = await played(stage, asking((*first.path, *b"!"), session_id="a", pool_id=pool_id))
+        assert (heard.attach.pool_id, heard.attach.pool_unknown, heard.attach.pool_shared_tokens) == (None, True, 0)
+        assert heard.usage.shared_tokens == len(PREFIX)
 
 
 async def test_a_session_with_a_longer_private_copy_is_moved_onto_the_pool_it_names() -> None:

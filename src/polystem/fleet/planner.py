@@ -178,10 +178,13 @@ class Planner:
             pool.last_access_at = self._clock.wall_s()
             pool.attached_ever += pool is lender
         told = named or (lender if lender is not None and lender.listed else None)
+        match = 0 if told is None else told.path.common_tokens(turn.path)
+        kin = told is not None and (told in lineage(lender) or lender in lineage(told))
         return AttachReport(
             pool_id=None if told is None else told.pool_id,
-            pool_match_tokens=0 if told is None else told.path.common_tokens(turn.path),
+            pool_match_tokens=match,
             pool_len_tokens=0 if told is None else len(told),
+            pool_shared_tokens=min(shared, match) if kin else 0,
             shared_tokens=shared,
             pool_unknown=turn.request.pool_id is not None and (named is None or named.state == "failed"),
         )

@@ -23,13 +23,15 @@ class AttachReport:
     """What became of the wish to share.
 
     `pool_id` is the pool named by the request, else the one its cells are borrowed from; `pool_match_tokens` of its
-    `pool_len_tokens` agree with the prompt, and `shared_tokens` are borrowed. `pool_unknown` says that the request
-    named a pool that does not exist (any more).
+    `pool_len_tokens` agree with the prompt, and `pool_shared_tokens` are borrowed from it, its parents or its children.
+    `shared_tokens` are borrowed from whatever pool: a session may hold on to another one, or to one that was released.
+    `pool_unknown` says that the request named a pool that does not exist (any more).
     """
 
     pool_id: int | None = None
     pool_match_tokens: int = 0
     pool_len_tokens: int = 0
+    pool_shared_tokens: int = 0
     shared_tokens: int = 0
     pool_unknown: bool = False
 

@@ -42,7 +42,7 @@ def attach_of(attach: AttachReport) -> dict[str, Any]:
     """The "opencoti" block, in the control plane's names."""
     return {
         "pool_id": NO_POOL_ID if attach.pool_id is None else attach.pool_id,
-        "n_pool_shared": attach.shared_tokens,
+        "n_pool_shared": attach.pool_shared_tokens,
         "pool_match": attach.pool_match_tokens,
         "pool_len": attach.pool_len_tokens,
         "pool_unknown": attach.pool_unknown,
