@@ -19,6 +19,7 @@
     │   ├── EngineStarting
     │   ├── EngineRestarting
     │   ├── EngineDied            the engine failed while it worked on this request
+    │   ├── EngineLost            the engine has given up; no retry helps before the server is started again
     │   └── Draining
     ├── RequestTimeout
     └── SetupError                this machine, file or configuration must be mended by its operator
@@ -191,6 +192,17 @@ class EngineDied(Unavailable):
         super().__init__(
             f"the engine ended while it worked on this request ({detail}); nothing of the session is lost, retry",
             reason="engine_died",
+        )
+
+
+class EngineLost(Unavailable):
+    """The engine failed to start again and again; nothing runs before its operator has looked."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the engine has given up ({detail}); look at the server's log, and start it again",
+            reason="engine_failed",
+            retry_after_s=60,
         )
 
 

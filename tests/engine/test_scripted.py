@@ -9,7 +9,7 @@ import pytest
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import Placement
 from polystem.engine.scripted import Answer, ByteTokens, ScriptedEngine, ScriptedSettings
-from polystem.errors import BadRequest, EngineBuildError, EngineDied, EngineRestarting
+from polystem.errors import BadRequest, EngineDied, EngineLost, EngineRestarting
 from polystem.messages import Delta, Message, Request, Tool, ToolCall, ToolChoice
 
 pytestmark = pytest.mark.anyio
@@ -93,8 +93,10 @@ async def test_a_dying_answer_takes_the_engine_down_until_it_restarts() -> None:
 
 async def test_an_engine_that_has_given_up_says_so(engine: ScriptedEngine) -> None:
     engine.give_up("broken build")
-    with pytest.raises(EngineBuildError, match="broken build"):
+    with pytest.raises(EngineLost, match="broken build"):
         await engine.wait_restart(1)
+    with pytest.raises(EngineLost, match="broken build"):
+        await said(engine, chat("a"))
 
 
 async def test_each_step_takes_what_the_cost_says_of_its_virtual_time() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from polystem.engine.scripted import Answer
-from polystem.errors import EngineDied, EngineRestarting
+from polystem.errors import EngineDied, EngineLost, EngineRestarting
 from polystem.pool import PoolView
 from tests.fleet.support import Heard, Stage, asking, created, everybody_reacts, played, run, staged
 
@@ -195,8 +195,26 @@ async def test_an_engine_that_gives_up_is_reported() -> None:
         stage.engine.give_up("three starts failed")
         await everybody_reacts()
         assert "three starts failed" in stage.fleet.statistics().engine_lost
-        with pytest.raises(EngineRestarting):
+        with pytest.raises(EngineLost, match="three starts failed"):
             await run(stage.fleet, asking(PREFIX))
+
+
+async def test_whoever_waits_for_a_pool_is_told_when_the_engine_gives_up() -> None:
+    async with staged() as stage:
+        pool_id = await created(stage, PREFIX)
+        stage.engine.die()
+        stage.engine.restart()
+        turn = asyncio.create_task(run(stage.fleet, asking(PREFIX + "Go.", pool_id=pool_id)))
+        await everybody_reacts()
+        assert stage.fleet.pools()[0].state == "building"
+        stage.engine.die()
+        stage.engine.give_up("five starts failed")
+        await everybody_reacts()
+        assert turn.done()
+        with pytest.raises(EngineLost, match="five starts failed"):
+            await turn
+        (pool,) = stage.fleet.pools()
+        assert (pool.state, "five starts failed" in pool.detail) == ("failed", True)
 
 
 async def test_eight_couriers_lose_nothing_to_a_crash_when_they_retry() -> None:

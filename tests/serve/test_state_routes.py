@@ -48,8 +48,8 @@ async def test_an_engine_that_restarts_is_503_with_a_reason_until_it_is_back() -
 async def test_an_engine_that_has_given_up_says_so() -> None:
     async with serving(engine=ScriptedSettings(restart_s=None)) as served:
         served.engine.give_up("no build")
-        response = await served.client.get("/health")
-    assert (response.status_code, response.json()["reason"]) == (503, "engine_failed")
+        for response in (await served.client.get("/health"), await served.chat()):
+            assert (response.status_code, response.json()["reason"]) == (503, "engine_failed")
 
 
 async def test_a_drained_server_takes_no_work_and_says_why() -> None:

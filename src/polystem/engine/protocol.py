@@ -136,7 +136,7 @@ class Engine(Protocol):
     async def wait_restart(self, boot: int) -> int:
         """Returns the number of the running boot once it is ready and greater than `boot`.
 
-        After a restart no branch exists any more. Raises EngineBuildError where the engine has given up.
+        After a restart no branch exists any more. Raises EngineLost where the engine has given up.
         """
         ...
 

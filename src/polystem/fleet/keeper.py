@@ -117,6 +117,12 @@ class PoolKeeper:
                 await self._rebuild(pool)
             self._gate.advance()
 
+    def give_up(self, detail: str) -> None:
+        """The engine will not start again: the pools that were to be rebuilt are failed, and whoever waits is woken."""
+        for pool in self._ledger.tree.listed():
+            if pool.built and pool.state == "building":
+                self._lose(pool, detail)
+
     async def _rebuild(self, pool: Pool) -> None:
         if pool.parent is not None and not pool.parent.lends:
             pool.parent, pool.branch_pos = None, 0

@@ -1,7 +1,7 @@
 """Watches the engine for restarts.
 
 After one, no branch exists: sessions have lost their cells (not their transcripts), and pools are prefilled again under
-their ids. Requests that name a pool wait for it.
+their ids. Requests that name a pool wait for it, until the engine has given up.
 Invariant: nobody relies on a branch of an earlier boot.
 """
 
@@ -61,6 +61,8 @@ class Supervisor:
             except (EngineDied, EngineRestarting):
                 continue
             except PolystemError as error:
+                self.notice()
+                self._keeper.give_up(error.message)
                 self.lost = error.message
                 return
 

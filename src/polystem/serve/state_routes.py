@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from polystem import __version__
 from polystem.engine.protocol import EngineInfo
-from polystem.errors import Draining, EngineRestarting, EngineStarting, Unavailable
+from polystem.errors import Draining, EngineLost, EngineRestarting, EngineStarting, Unavailable
 from polystem.fleet import FleetStatistics
 from polystem.messages import Sampling
 from polystem.serve.description import Responses, describes, errors_of
@@ -67,7 +67,7 @@ def trouble_of(now: FleetStatistics) -> Unavailable | None:
         case "restarting":
             return EngineRestarting(detail or "its process ended")
         case "failed":
-            return Unavailable(f"the engine has given up: {detail}", reason="engine_failed", retry_after_s=60)
+            return EngineLost(detail)
         case "closed":
             return Draining()
 

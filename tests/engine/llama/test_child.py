@@ -16,7 +16,7 @@ import pytest
 
 from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.protocol import Placement
-from polystem.errors import Draining, EngineBuildError, EngineDied, EngineRestarting
+from polystem.errors import Draining, EngineDied, EngineLost, EngineRestarting
 from tests.conformance.cases import ask, greedy
 from tests.engine.llama.conftest import Running
 
@@ -65,10 +65,10 @@ async def test_five_deaths_in_a_row_without_work_are_the_last(running: Running) 
             kill(engine)
             assert await engine.wait_restart(boot) == boot + 1
         kill(engine)
-        with pytest.raises(EngineBuildError, match="5 starts in a row failed, the last with: killed by SIGKILL"):
+        with pytest.raises(EngineLost, match="5 starts in a row failed, the last with: killed by SIGKILL"):
             await engine.wait_restart(5)
         assert engine.statistics().state == "failed"
-        with pytest.raises(EngineBuildError, match="the engine does not run"):
+        with pytest.raises(EngineLost, match="the engine has given up"):
             await ask(engine, greedy("abc"))
 
 

@@ -20,6 +20,7 @@ from polystem.engine.protocol import EngineState
 from polystem.errors import (
     Draining,
     EngineBuildError,
+    EngineLost,
     EngineRestarting,
     EngineStarting,
     PolystemError,
@@ -86,7 +87,7 @@ class BootKeeper:
             case "restarting":
                 raise EngineRestarting(self.detail)
             case "failed":
-                raise EngineBuildError(f"the engine does not run: {self.detail}")
+                raise EngineLost(self.detail)
             case "closed":
                 raise Draining
 

@@ -33,8 +33,8 @@ from polystem.errors import (
     Conflict,
     ContextOverflow,
     Draining,
-    EngineBuildError,
     EngineDied,
+    EngineLost,
     EngineRestarting,
     EngineStarting,
     PolystemError,
@@ -163,7 +163,7 @@ class ScriptedEngine:
     async def wait_restart(self, boot: int) -> int:
         while self._state != "ready" or self._boot <= boot:
             if self._state == "failed":
-                raise EngineBuildError(f"the engine has given up: {self._detail}")
+                raise EngineLost(self._detail)
             if self._state == "closed":
                 raise Draining
             await self._changed.wait()
@@ -238,7 +238,7 @@ class ScriptedEngine:
         if self._state == "closed":
             raise Draining
         if self._state != "ready":
-            raise EngineRestarting(self._detail)
+            raise EngineLost(self._detail) if self._state == "failed" else EngineRestarting(self._detail)
 
     def _submit(self, job: Job) -> None:
         self._check_up()
