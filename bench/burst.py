@@ -4,14 +4,16 @@
 
 SmolLM2-135M, a prefix of 788 tokens, 12 private tokens and 48 decoded ones each. Contenders: llama-server (the
 xllamacpp wheel, its defaults, 8 slots), ours with an explicit pool (its creation is part of the wall time) and ours
-with `auto_pool`. Each starts anew for each round, so the first burst is cold; then the same eight come again, warm, and
-their aggregate decode rate counts from the first token of any to the last of all. The order of contenders turns. A full
-run begins with `polystem tune` where this machine holds no result of it; a quick one takes the settings in force.
+with `auto_pool`. Each starts anew for each round, so the first burst is cold; then the same eight come five times more,
+warm, and the median of their aggregate decode rates counts, from the first token of any to the last of all. The order
+of contenders turns. A full run begins with `polystem tune` where this machine holds no result of it; a quick one takes
+the settings in force.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +32,7 @@ PREFIX_TOKENS = 788
 PRIVATE_TOKENS = 12
 OUTPUT_TOKENS = 48
 CELLS = 8192
+WARM_BURSTS = 5
 COLD_GOAL = Goal("<=", 0.3)
 WARM_GOAL = Goal(">=", 1.4)
 PEER = "llama-server"
@@ -77,7 +80,7 @@ def span_tps(answers: Sequence[Answer]) -> float:
 
 
 async def run_round(contender: str, seed: str, results: Results) -> None:
-    """One cold burst and one warm one."""
+    """One cold burst, then warm ones."""
     clock = SystemClock()
     async with started(contender) as url, RemoteClient(url) as client:
         replayer = Replayer(client, lends=contender != PEER)
@@ -88,7 +91,8 @@ async def run_round(contender: str, seed: str, results: Results) -> None:
         pool = await replayer.pool(prefix) if contender == EXPLICIT else None
         cold = await burst(replayer, prompts, pool)
         results.cold_walls_s.append(clock.now_s() - begun_s)
-        results.warm_tps.append(span_tps(await burst(replayer, prompts, pool)))
+        rates = [span_tps(await burst(replayer, prompts, pool)) for _ in range(WARM_BURSTS)]
+        results.warm_tps.append(statistics.median(rates))
         results.shared_tokens.append(sum(answer.usage.shared_tokens for answer in cold if answer.usage))
         if contender != PEER:
             results.settings = await settings_of(client)
