@@ -46,7 +46,8 @@ def readme(text: str, folder: Path = RECORDS) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     full = [record for record in records(folder) if record["size"] == "full"]
-    return f"{before}{BEGIN}{''.join(part for record in full for part in _short(record))}{END}{after}"
+    figures = "".join(part for record in full for part in _short(record))
+    return f"{before}{BEGIN}{figures}\n{END}{after}" if figures else f"{before}{BEGIN}{END}{after}"
 
 
 def _short(record: dict[str, Any]) -> Iterator[str]:
@@ -57,7 +58,6 @@ def _short(record: dict[str, Any]) -> Iterator[str]:
     for figure in record["figures"]:
         if figure["goal"] is not None:
             yield f"| {figure['name']} | {_value(figure)} | {_goal(figure)} |\n"
-    yield "\n"
 
 
 def _section(record: dict[str, Any]) -> Iterator[str]:
