@@ -28,10 +28,10 @@ def courier(request: Request, _prompt: Prompt) -> Answer:
 
 
 @asynccontextmanager
-async def served(engine: ScriptedEngine) -> AsyncGenerator[str, None]:
+async def served(engine: ScriptedEngine, *, auto_pool: bool = False) -> AsyncGenerator[str, None]:
     """Polystem's server around an engine, on a free port."""
     settings = ServeSettings(port=0)
-    fleet = Fleet(engine, clock=SystemClock(), settings=FleetSettings())
+    fleet = Fleet(engine, clock=SystemClock(), settings=FleetSettings(auto_pool=auto_pool))
     listener = listen(settings)
     app = build_app(fleet, settings)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none"))

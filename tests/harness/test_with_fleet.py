@@ -9,6 +9,7 @@ import pytest
 
 from polystem.engine.remote import RemoteClient
 from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
+from polystem.errors import ConfigError
 from polystem.harness.board import Board
 from polystem.harness.metrics import summarise
 from polystem.harness.record import Record, read_record
@@ -61,6 +62,14 @@ async def test_samples_add_up_and_nothing_stays_behind(tmp_path: Path) -> None:
     assert (last.cells_used, last.live) == (0, 0)
     assert record.of(ArmRow, "pooled")[0].pool_id is not None
     assert record.of(ArmRow, "naive")[0].pool_id is None
+
+
+async def test_the_arm_naive_is_not_measured_where_prefixes_are_shared_unasked(tmp_path: Path) -> None:
+    async with served(engine_of(SETTINGS), auto_pool=True) as url, RemoteClient(url) as client:
+        with pytest.raises(ConfigError, match="makes pools by itself"):
+            await run_courier(SETTINGS, client=client, folder=tmp_path, clock=HastyClock())
+        await run_courier(replace(SETTINGS, arms=("pooled",)), client=client, folder=tmp_path, clock=HastyClock())
+    assert summarise(read_record(tmp_path), "pooled").whole
 
 
 async def test_an_engine_that_dies_in_mid_run_loses_nothing(tmp_path: Path) -> None:

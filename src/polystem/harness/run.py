@@ -70,11 +70,7 @@ async def run_courier(
     """
     clock = SystemClock() if clock is None else clock
     facts = await ControlPlane(client).facts(model)
-    if "pooled" in settings.arms and not facts.pools:
-        raise ConfigError(
-            f"{client.root_url} has no pools (no GET /kv), so the arm 'pooled' cannot run on it",
-            hint="use --arm naive, or a polystem server",
-        )
+    _check_arms(settings, facts, client.root_url)
     packages = _drawn(settings)
     make_prefix = model_prefix if settings.mode == "model" else replay_prefix
     prefix = await make_prefix(client, facts, prefix_tokens=settings.prefix_tokens, seed=settings.seed)
@@ -84,6 +80,20 @@ async def run_courier(
         run = CourierRun(settings, client, facts, prefix, packages, record, clock, clock.now_s(), run_id, on_sample)
         for arm in settings.arms:
             await _ArmRun(run, arm).run()
+
+
+def _check_arms(settings: CourierSettings, facts: ServerFacts, url: str) -> None:
+    """Raises ConfigError for an arm that would not be what its name says on this server."""
+    if "pooled" in settings.arms and not facts.pools:
+        raise ConfigError(
+            f"{url} has no pools (no GET /kv), so the arm 'pooled' cannot run on it",
+            hint="use --arm naive, or a polystem server",
+        )
+    if "naive" in settings.arms and facts.props.get("auto_pool"):
+        raise ConfigError(
+            f"{url} makes pools by itself, so in the arm 'naive' agents would share cells all the same",
+            hint="start the server without --auto-pool, or use --arm pooled",
+        )
 
 
 def _drawn(settings: CourierSettings) -> tuple[Package, ...]:

@@ -273,6 +273,7 @@ class PropsAnswer(Shape):
     vocab_tokens: int
     cells_total: int
     sequences_total: int
+    auto_pool: bool
     build: str
     settings: dict[str, Any]
     features: list[str]

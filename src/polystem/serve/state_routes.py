@@ -89,6 +89,7 @@ def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
         "vocab_tokens": info.vocab_tokens,
         "cells_total": info.cells_total,
         "sequences_total": info.sequences_total,
+        "auto_pool": desk.fleet.settings.auto_pool,
         "build": info.build,
         "settings": info.settings,
         "features": list(FEATURES),
