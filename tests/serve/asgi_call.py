@@ -15,7 +15,8 @@ AsgiMessage: TypeAlias = MutableMapping[str, Any]
 class AsgiCall:
     """A request whose answer is read piece by piece.
 
-    `watch` sees each piece at the moment it is sent; `leave` closes the connection.
+    `watch` sees each piece at the moment it is sent; `leave` closes the connection. After an `unfinished` body the app
+    waits for more.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class AsgiCall:
         body: Any,
         *,
         pieces: Sequence[bytes] | None = None,
+        unfinished: bool = False,
         watch: Callable[[AsgiMessage], None] | None = None,
     ) -> None:
         parts = [orjson.dumps(body)] if pieces is None else list(pieces)
@@ -32,7 +34,7 @@ class AsgiCall:
         self._watch = watch
         self._outgoing: asyncio.Queue[AsgiMessage] = asyncio.Queue()
         for index, part in enumerate(parts):
-            more = index < len(parts) - 1
+            more = unfinished or index < len(parts) - 1
             self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": more})
         scope = {
             "type": "http",

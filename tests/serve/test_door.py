@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 import pytest
 
@@ -49,6 +51,18 @@ async def test_an_announced_body_over_the_limit_is_413() -> None:
     assert response.status_code == 413
     assert response.json()["error"]["type"] == "request_too_large_error"
     assert "1024 bytes" in response.json()["error"]["message"]
+
+
+async def test_who_still_sends_a_body_when_the_server_ends_is_told_so() -> None:
+    async with serving() as served:
+        call = AsgiCall(served.app, "/tokenize", None, pieces=[b'{"content": "'], unfinished=True)
+        for _ in range(16):
+            await asyncio.sleep(0)
+        call.task.cancel()
+        await call.task
+        start, body = call.sent()
+    assert start["status"] == 503
+    assert orjson.loads(body["body"])["reason"] == "draining"
 
 
 async def test_a_body_over_the_limit_that_was_not_announced_is_413() -> None:

@@ -5,13 +5,14 @@ Pure ASGI: one wrapper around `send` and one around `receive`, nothing that buff
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polystem.errors import BodyTooLarge, PolystemError, Unauthorized
+from polystem.errors import BodyTooLarge, Draining, PolystemError, Unauthorized
 from polystem.serve.errors import CLIENT_LEFT_STATUS, error_response, status_of
 from polystem.serve.metrics import Metrics
 from polystem.serve.settings import ServeSettings
@@ -42,6 +43,10 @@ class Door:
 
         try:
             await self._admit(scope, receive, watched_send)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough for this request's body
+            if status != CLIENT_LEFT_STATUS:
+                raise
+            await error_response(Draining())(scope, receive, watched_send)
         finally:
             self._metrics.request_answered(route_of(scope), status)
 
