@@ -16,18 +16,19 @@ from polystem.messages import Prompt, Request
 from tests.fleet.support import Heard, Stage, asking, everybody_reacts, run, staged
 
 STEMS = ("north road " * 5, "north road " * 3 + "south road " * 3, "harbour and hill " * 2, "short")
-ALLOWED = (Saturated, EngineDied, EngineRestarting, Conflict)
+ALLOWED = (Saturated, EngineDied, EngineRestarting, Conflict, NotFound)
 
 Move: TypeAlias = tuple[str, int, int, int]
 
 
 @dataclass(slots=True)
 class Walk:
-    """The state of one walk."""
+    """The state of one walk. Whatever may wait for the engine is a task: only the walk moves the clock."""
 
     stage: Stage
     tasks: list[asyncio.Task[Heard]] = field(default_factory=list[asyncio.Task[Heard]])
     makers: list[asyncio.Task[object]] = field(default_factory=list[asyncio.Task[object]])
+    chores: list[asyncio.Task[object]] = field(default_factory=list[asyncio.Task[object]])
     asked: dict[asyncio.Task[Heard], Request] = field(default_factory=dict[asyncio.Task[Heard], Request])
     paths: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
@@ -80,10 +81,8 @@ class Walk:
     async def release(self, a: int, b: int, c: int) -> None:
         pools = self.stage.fleet.pools()
         if pools:
-            try:
-                await self.stage.fleet.release_pool(pools[a % len(pools)].pool_id)
-            except (Conflict, NotFound):
-                return
+            releasing = self.stage.fleet.release_pool(pools[a % len(pools)].pool_id)
+            self.chores.append(asyncio.create_task(releasing))
 
     async def pin(self, a: int, b: int, c: int) -> None:
         for pool in self.stage.fleet.pools():
@@ -91,7 +90,7 @@ class Walk:
 
     async def close(self, a: int, b: int, c: int) -> None:
         self.paths.pop(f"s{a}", None)
-        await self.stage.fleet.close_session(f"s{a}")
+        self.chores.append(asyncio.create_task(self.stage.fleet.close_session(f"s{a}")))
 
     async def crash(self, a: int, b: int, c: int) -> None:
         if self.stage.engine.statistics().state == "ready":
@@ -123,10 +122,10 @@ class Walk:
     async def _finish(self) -> None:
         """Everybody ends, and ends as told or with an error that a retry mends."""
         for _ in range(3000):
-            if all(task.done() for task in [*self.tasks, *self.makers]):
+            if all(task.done() for task in [*self.tasks, *self.makers, *self.chores]):
                 break
             await self.stage.steps()
-        for task in [*self.makers, *self.tasks]:
+        for task in [*self.makers, *self.tasks, *self.chores]:
             assert task.done()
             error = None if task.cancelled() else task.exception()
             assert error is None or isinstance(error, ALLOWED), error
