@@ -84,7 +84,8 @@ class PrefixWatch:
                 pass
 
     async def _step(self, turn: Turn) -> bool:
-        """Waits for, or makes, one pool; returns whether to look again."""
+        """Waits for, or makes, one pool; returns whether to look again. Lets others run first, whatever it finds."""
+        await asyncio.sleep(0)
         have = max(self._ledger.tree.best_match(turn.path)[1], self._planner.kept_tokens(turn))
         worth = have + self._settings.auto_pool_min_tokens
         building = self._building(turn, worth)
@@ -157,6 +158,10 @@ class PrefixWatch:
             if session is not turn.session and self._sessions.account(session) is None:
                 yield Sighting(lendable_tokens(session.path, turn.path))
 
+    def _lends(self, flight: Turn) -> bool:
+        """Whether a pool can be cut out of the flight's branch: an ended one may still be there."""
+        return flight.account is not None and self._ledger.holds(flight.account)
+
     def _prefilled_tokens(self, flight: Turn) -> int:
         if flight.prefilled.is_set():
             return len(flight.path)
@@ -169,7 +174,7 @@ class PrefixWatch:
         while not flight.prefilled.is_set():
             if len(flight.path) - tokens < self._settings.auto_pool_min_tokens:
                 await flight.prefilled.wait()
-            elif flight.account is not None and self._prefilled_tokens(flight) >= tokens:
+            elif self._lends(flight) and self._prefilled_tokens(flight) >= tokens:
                 return
             else:
                 await self._first_of(flight.prefilled)
