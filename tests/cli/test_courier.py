@@ -155,7 +155,8 @@ def test_the_bundled_model_delivers_in_both_arms_on_a_server_of_its_own(
     mode: str, lengths: list[str], bundled_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / mode
-    arguments = ["--packages", "2", "--steps", "3", "--prefix-tokens", "600", "--tool-delay-s", "0:0.01"]
+    # The tools take two sampling periods, so that samples see the agents at work.
+    arguments = ["--packages", "2", "--steps", "3", "--prefix-tokens", "600", "--tool-delay-s", "0.5:0.5"]
     more = ["--threads", "1", "--model", str(bundled_model), *lengths]
     assert run(["courier", "run", "--mode", mode, "--arm", "both", "--json", "--out", str(out), *arguments, *more]) == 0
     pooled, naive = orjson.loads(capsys.readouterr().out)["arms"]
