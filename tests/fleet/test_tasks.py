@@ -9,7 +9,7 @@ import pytest
 
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import BranchId
-from polystem.engine.scripted import Answer, ScriptedEngine
+from polystem.engine.scripted import Answer, ScriptedEngine, StepCost
 from polystem.errors import BadRequest, EngineRestarting
 from polystem.fleet import Fleet, FleetSettings
 from polystem.fleet.tasks import in_own_task, to_the_end
@@ -21,12 +21,13 @@ pytestmark = pytest.mark.anyio
 class LateDrops(ScriptedEngine):
     """Drops branches only once `let` is set."""
 
-    def __init__(self) -> None:
-        super().__init__(clock=VirtualClock())
+    def __init__(self, clock: VirtualClock | None = None, *, step_cost: StepCost | None = None) -> None:
+        super().__init__(clock=clock or VirtualClock(), step_cost=step_cost)
         self.let = asyncio.Event()
 
     async def drop(self, branch: BranchId) -> None:
-        await self.let.wait()
+        if branch:  # 0 is no branch: the fleet drops it to learn that a step has passed
+            await self.let.wait()
         await super().drop(branch)
 
 
@@ -173,3 +174,26 @@ async def test_work_in_its_own_task_cleans_up_after_a_cancelled_caller() -> None
     await everybody_reacts()
     assert calling.cancelled()
     assert steps == ["cleaned"]
+
+
+async def test_a_lender_that_is_being_dropped_does_not_make_the_next_one_spin() -> None:
+    clock = VirtualClock()
+    engine = LateDrops(clock, step_cost=lambda _decoding, _cells, _prefilled: 1.0)
+    fleet = Fleet(engine, clock=clock, settings=FleetSettings(auto_pool=True, auto_pool_min_tokens=64))
+    await fleet.start()
+    long = asyncio.create_task(run(fleet, asking("a" * 200 + "x" * 3000, 2)))
+    for _ in range(2):
+        await everybody_reacts()
+        await clock.advance(1.0)
+    assert 200 < engine.statistics().cells_used < 3200
+    long.cancel()
+    await everybody_reacts()
+    short = asyncio.create_task(run(fleet, asking("a" * 200 + "y", 2)))
+    await everybody_reacts()
+    assert not short.done()
+    engine.let.set()
+    for _ in range(200):
+        await everybody_reacts()
+        await clock.advance(1.0)
+    assert (await short).usage.output_tokens == 2
+    await fleet.aclose()
