@@ -4,7 +4,8 @@
     ├── BadRequest                what the caller sent cannot be served as it stands
     │   ├── UnsupportedField      a field, or a value of it, that this server does not implement
     │   ├── ContextOverflow       prompt plus output exceed the context
-    │   └── ConstraintError       a schema, regex or tool set that cannot become a constraint
+    │   ├── ConstraintError       a schema, regex or tool set that cannot become a constraint
+    │   └── FloorBelowServer      a request asks for a lower floor than the server keeps
     ├── Unauthorized              no API key, or a wrong one
     ├── NotFound
     │   ├── PoolNotFound
@@ -14,7 +15,8 @@
     ├── BodyTooLarge
     ├── Saturated                 not now; a retry can succeed
     │   ├── CellsExhausted
-    │   └── SequencesExhausted
+    │   ├── SequencesExhausted
+    │   └── AdmissionRefused      one more worker would break the floor, or the limit on workers
     ├── Unavailable               the service, not the request, is at fault
     │   ├── EngineStarting
     │   ├── EngineRestarting
@@ -80,6 +82,19 @@ class ContextOverflow(BadRequest):
 
 class ConstraintError(BadRequest):
     """A JSON schema, regex or tool set that cannot be turned into a decoding constraint."""
+
+
+class FloorBelowServer(BadRequest):
+    """A request may ask for a higher floor than the server keeps, never for a lower one."""
+
+    def __init__(self, *, floor_tps: float, server_floor_tps: float) -> None:
+        super().__init__(
+            f"floor_tps {floor_tps:g} is below the {server_floor_tps:g} tokens/s that this server keeps for everybody; "
+            f"ask for {server_floor_tps:g} or more, or leave it out",
+            param="floor_tps",
+        )
+        self.floor_tps = floor_tps
+        self.server_floor_tps = server_floor_tps
 
 
 class Unauthorized(PolystemError):
@@ -157,6 +172,30 @@ class SequencesExhausted(Saturated):
             f"all {limit} sequence ids are taken by pools and running requests; retry later, or release pools"
         )
         self.limit = limit
+
+
+class AdmissionRefused(Saturated):
+    """One more worker is not let in now.
+
+    `reason` is one of the gate's reasons; `place` counts those ahead in the queue, None where no place is kept.
+    """
+
+    def __init__(
+        self, *, reason: str, retry_after_s: float, place: int | None = None, floor_tps: float | None = None,
+        pool_id: int | None = None,
+    ) -> None:  # fmt: skip
+        whose = "" if pool_id is None else f"pool {pool_id} "
+        floor = "" if floor_tps is None else f" (floor {floor_tps:g} tokens/s)"
+        kept = "" if place is None else f"; {place} ahead of it, its place is kept"
+        super().__init__(
+            f"{whose}admission rejected: {reason}{floor}{kept}; "
+            f"retry after {retry_after_s:.1f} s with the same session_id",
+            retry_after_s=retry_after_s,
+        )
+        self.reason = reason
+        self.place = place
+        self.floor_tps = floor_tps
+        self.pool_id = pool_id
 
 
 class Unavailable(PolystemError):
