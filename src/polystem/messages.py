@@ -96,6 +96,9 @@ class Request:
     `max_tokens` None means: up to the end of the context. `ignore_eos` decodes on past the model's end mark until
     `max_tokens` (replays need exact lengths). `template_args` reach the chat template as they are.
     `session_id` names the conversation whose KV may be continued; `pool_id` the shared prefix to grow from.
+    `tenant` is on whose account it runs: tenants share a full machine evenly. `floor_tps` asks for a higher rate than
+    the fleet keeps for everybody; `admit_wait_s` is how long it waits to be let in, None as long as the fleet's own
+    setting says.
     """
 
     id: str
@@ -112,6 +115,9 @@ class Request:
     template_args: JsonObject = field(default_factory=lambda: {})
     session_id: str | None = None
     pool_id: int | None = None
+    tenant: str = "default"
+    floor_tps: float | None = None
+    admit_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         assert (self.messages is None) != (self.prompt is None), "exactly one of messages and prompt"
