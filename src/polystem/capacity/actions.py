@@ -1,0 +1,56 @@
+"""What the gate wants done. Values only; each is decided once and is to be carried out at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from polystem.capacity.asks import Go
+
+__all__ = ["Action", "Expire", "Forget", "Let", "Pause", "Resume", "SetBudget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """The turn of this worker that waited may begin."""
+
+    worker: str
+    verdict: Go
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The running turn of this worker decodes no further until resumed; its cells stay."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The paused turn of this worker goes on."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetBudget:
+    """So many prompt tokens may be prefilled in one step while others decode."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """This worker was live and idle for too long; it is counted as done and its cells may go."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """This queued worker did not come back; its place is gone and it is counted as cancelled."""
+
+    worker: str
+
+
+Action: TypeAlias = Let | Pause | Resume | SetBudget | Expire | Forget

@@ -1,0 +1,104 @@
+"""What is asked of the gate, and what it answers. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from polystem.capacity.policy import FloorPolicy
+
+__all__ = ["Ask", "Go", "Reason", "Refused", "RestoredWorker", "Verdict", "Wait", "WorkerState"]
+
+Reason: TypeAlias = Literal[
+    "floor",
+    "burst",
+    "kv headroom exhausted",
+    "seats",
+    "max workers",
+    "settling",
+    "warming",
+    "saturated, hold",
+    "queue",
+    "queue full",
+    "floor unreachable",
+    "draining",
+]
+"""What binds, as data.
+
+- `floor`: with one more, too much stream time would be under the floor
+- `burst`: if all came back at once, all would fall below half of it
+- `settling`: too little is known of this engine yet
+- `warming`: enough newcomers have not settled yet
+- `saturated, hold`: admitted workers are held back, and come first
+- `queue`: others wait ahead
+- `floor unreachable`: not even one alone would reach it
+"""
+
+WorkerState: TypeAlias = Literal["queued", "live", "held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A turn that wants to begin.
+
+    Args:
+        worker: the session's id, or one made up for a turn without a session.
+        policy: where it asks for more than the gate's own policy, which holds in any case; None asks for no more.
+        cells: private cells that the worker will need: its prompt beyond what a pool lends, and a reserve.
+        named: False for a turn without a session: it is done when its turn ends, and keeps no place.
+    """
+
+    worker: str
+    tenant: str
+    policy: FloorPolicy | None = None
+    cells: int = 0
+    pool_id: int | None = None
+    named: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The turn may begin.
+
+    Args:
+        reason: what would have kept it out were the floor not merely advised or warned of; None where nothing would.
+        settle_waived_s: how long newcomers were waited for that never settled; None where none was.
+        remaining: how many more workers could be let in after this one; None where unknown.
+    """
+
+    reason: Reason | None = None
+    settle_waived_s: float | None = None
+    remaining: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The turn waits: `place` workers stand ahead of it."""
+
+    place: int
+    reason: Reason
+    expected_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The turn does not begin. `place` counts those ahead in the queue, None where no place is kept."""
+
+    reason: Reason
+    retry_after_s: float
+    place: int | None = None
+
+
+Verdict: TypeAlias = Go | Wait | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredWorker:
+    """A worker of an earlier boot: live ones come back idle, queued ones absent, in the order given."""
+
+    worker: str
+    tenant: str
+    policy: FloorPolicy | None = None
+    cells: int = 0
+    pool_id: int | None = None
+    queued: bool = False
