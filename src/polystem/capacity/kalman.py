@@ -1,0 +1,124 @@
+"""Four coefficients that are never negative, their covariance, and how a measurement moves them.
+
+Knows no steps and no seconds: plain numbers of order one. Written out in floats, because at this size numpy spends its
+time on calls: an engine may make a thousand steps a second, and each is learned from.
+Invariant: value >= 0, and every variance is at most its cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+__all__ = ["Covariance", "Kalman", "Vector", "times_vector"]
+
+Vector = tuple[float, float, float, float]
+
+Covariance = tuple[float, float, float, float, float, float, float, float, float, float]
+"""The upper triangle of a symmetric matrix, row by row: 00 01 02 03 11 12 13 22 23 33."""
+
+_DIAGONAL = (0, 4, 7, 9)
+_LEAST_VARIANCE = 1e-12
+
+
+def times_vector(p: Covariance, x: Vector) -> Vector:
+    """The product of a covariance with a vector."""
+    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = p
+    x0, x1, x2, x3 = x
+    return (
+        p00 * x0 + p01 * x1 + p02 * x2 + p03 * x3,
+        p01 * x0 + p11 * x1 + p12 * x2 + p13 * x3,
+        p02 * x0 + p12 * x1 + p22 * x2 + p23 * x3,
+        p03 * x0 + p13 * x1 + p23 * x2 + p33 * x3,
+    )
+
+
+class Kalman:
+    """A random walk seen through scalar measurements.
+
+    The covariance is capped because a scheduler holds the load constant for long: directions that no measurement
+    touches would else widen without end, and the first new load would throw the coefficients about.
+    """
+
+    __slots__ = ("_cap", "covariance", "value")
+
+    def __init__(self, value: Sequence[float], covariance: Covariance, cap: Vector) -> None:
+        v0, v1, v2, v3 = value
+        self.value: Vector = (v0, v1, v2, v3)
+        self.covariance = covariance
+        self._cap = cap
+
+    def variances(self) -> Vector:
+        p = self.covariance
+        return p[0], p[4], p[7], p[9]
+
+    def measure(self, features: Vector, innovation: float, noise: float, clip_sigma: float) -> float:
+        """Learns that the measured value was off by `innovation`; `noise` is its variance.
+
+        An innovation beyond `clip_sigma` standard deviations counts as one at that bound: an outlier pulls a little,
+        never a lot. Returns the innovation in standard deviations, as it was before the clip.
+        """
+        h0, h1, h2, h3 = features
+        p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
+        g0 = p00 * h0 + p01 * h1 + p02 * h2 + p03 * h3
+        g1 = p01 * h0 + p11 * h1 + p12 * h2 + p13 * h3
+        g2 = p02 * h0 + p12 * h1 + p22 * h2 + p23 * h3
+        g3 = p03 * h0 + p13 * h1 + p23 * h2 + p33 * h3
+        variance = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + noise
+        score = innovation / sqrt(variance)
+        if score > clip_sigma or score < -clip_sigma:
+            innovation *= clip_sigma / abs(score)
+        pull = innovation / variance
+        v0, v1, v2, v3 = self.value
+        v0, v1, v2, v3 = v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull
+        self.value = (v0 if v0 > 0 else 0.0, v1 if v1 > 0 else 0.0, v2 if v2 > 0 else 0.0, v3 if v3 > 0 else 0.0)
+        k0, k1, k2, k3 = g0 / variance, g1 / variance, g2 / variance, g3 / variance
+        self.covariance = (
+            p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3,
+            p11 - k1 * g1, p12 - k1 * g2, p13 - k1 * g3,
+            p22 - k2 * g2, p23 - k2 * g3,
+            p33 - k3 * g3,
+        )  # fmt: skip
+        return score
+
+    def widen(self, together: float, each: float, least: float) -> None:
+        """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by its own.
+
+        Both are squares of relative deviations. A coefficient below `least` walks as if it were that large, so that
+        one that was clipped to nothing can come back.
+        """
+        v0, v1, v2, v3 = self.value
+        t0, t1, t2, t3 = together * v0, together * v1, together * v2, together * v3
+        w0, w1, w2, w3 = max(v0, least), max(v1, least), max(v2, least), max(v3, least)
+        p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
+        self.covariance = (
+            p00 + t0 * v0 + each * w0 * w0, p01 + t0 * v1, p02 + t0 * v2, p03 + t0 * v3,
+            p11 + t1 * v1 + each * w1 * w1, p12 + t1 * v2, p13 + t1 * v3,
+            p22 + t2 * v2 + each * w2 * w2, p23 + t2 * v3,
+            p33 + t3 * v3 + each * w3 * w3,
+        )  # fmt: skip
+        self._keep_to_cap()
+
+    def _keep_to_cap(self) -> None:
+        p, cap = self.covariance, self._cap
+        if (
+            _LEAST_VARIANCE <= p[0] <= cap[0]
+            and _LEAST_VARIANCE <= p[4] <= cap[1]
+            and _LEAST_VARIANCE <= p[7] <= cap[2]
+            and _LEAST_VARIANCE <= p[9] <= cap[3]
+        ):
+            return
+        self.covariance = _shrunk(p, cap)
+
+
+def _shrunk(p: Covariance, cap: Vector) -> Covariance:
+    """The same correlations with every variance inside its bounds: D P D stays positive, whatever D is."""
+    rows: list[float] = []
+    scale = [sqrt(min(1.0, cap[i] / p[at])) if p[at] > 0 else 0.0 for i, at in enumerate(_DIAGONAL)]
+    flat = iter(p)
+    for i in range(4):
+        for j in range(i, 4):
+            value = next(flat) * scale[i] * scale[j]
+            rows.append(max(value, _LEAST_VARIANCE) if i == j else value)
+    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = rows
+    return p00, p01, p02, p03, p11, p12, p13, p22, p23, p33

@@ -1,0 +1,367 @@
+"""How long a decode step takes: tau = a + b*B + c*K + d*F, fitted while the engine runs.
+
+B sequences decode, K cells are read, F prompt tokens are prefilled in the same step; a, b, c, d are seconds. Knows no
+engine and no floor. Only `StepModel.learn` teaches it.
+Invariant: every coefficient >= 0; `upper_s` >= `mean_s`, and neither falls when one more sequence decodes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from statistics import median
+
+from polystem.capacity.kalman import Covariance, Kalman, Vector, times_vector
+from polystem.capacity.noise import BlockSpread, StepNoise
+from polystem.capacity.tempo import TempoWatch
+from polystem.errors import ConfigError
+
+__all__ = ["Fit", "FitTimes", "StepLoad", "StepModel", "StepModelSettings"]
+
+_UNITS: Vector = (1.0, 8.0, 4096.0, 128.0)
+"""What one step, B, K and F are counted in, so that features are of order one."""
+
+_PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+_LEAST_TEMPO_S = 1e-6
+_RECENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What one step works on: sequences that decode, cells that are read, prompt tokens that are prefilled."""
+
+    decoding: int
+    cells_read: int
+    prefill_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The four coefficients in seconds, and how sure they are.
+
+    Args:
+        base_s: a, of every step.
+        per_stream_s: b, of each sequence that decodes.
+        per_cell_s: c, of each cell read.
+        per_prefill_token_s: d, of each prompt token.
+        deviations: the standard deviation of each.
+        samples: steps that taught it, in all boots.
+        noise_s: the standard deviation of one step of one stream that reads nothing; it grows in proportion to the
+            step.
+        correlations: between the coefficients: ab ac ad bc bd cd. Without them a sum that is well known would look as
+            unsure as its parts.
+    """
+
+    base_s: float
+    per_stream_s: float
+    per_cell_s: float
+    per_prefill_token_s: float
+    deviations: Vector
+    samples: int
+    noise_s: float
+    correlations: tuple[float, float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        if len(self.deviations) != 4 or len(self.correlations) != 6:
+            raise ConfigError("a fit has 4 deviations and 6 correlations; delete the damaged entry")
+        for name, value in (*self._by_name(), ("noise_s", self.noise_s)):
+            if not (isfinite(value) and value >= 0):
+                raise ConfigError(
+                    f"{name} of a fit is {value!r}, the least is 0; delete the entry, it is measured anew"
+                )
+        if not all(abs(value) <= 1 for value in self.correlations):
+            raise ConfigError(f"correlations of a fit are {self.correlations}, beyond -1 to 1; delete the entry")
+
+    @classmethod
+    def pessimistic(cls, *, weight_bytes: float, kv_bytes_per_cell: float, bandwidth_bytes_s: float) -> Fit:
+        """What to believe before the first step: memory traffic alone, and more of it than there should be.
+
+        The weights are read once a step, half as slowly again as the bandwidth says, the KV of a cell twice as slowly.
+        That a stream more costs a quarter of the weights, and a prompt token as much, is a guess for processors that
+        run out of arithmetic before bandwidth; the deviations say how little any of it is worth.
+        """
+        for name, value in (
+            ("weight_bytes", weight_bytes),
+            ("kv_bytes_per_cell", kv_bytes_per_cell),
+            ("bandwidth_bytes_s", bandwidth_bytes_s),
+        ):
+            if not (isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value!r}, it must be above 0")
+        base_s = 1.5 * weight_bytes / bandwidth_bytes_s
+        guess = (base_s, base_s / 4, 2 * kv_bytes_per_cell / bandwidth_bytes_s, base_s / 4)
+        doubts = [max(value, base_s / 4 / unit) for value, unit in zip(guess, _UNITS, strict=True)]
+        return cls(*guess, deviations=(doubts[0], doubts[1], doubts[2], doubts[3]), samples=0, noise_s=0.1 * base_s)
+
+    @property
+    def coefficients(self) -> Vector:
+        return self.base_s, self.per_stream_s, self.per_cell_s, self.per_prefill_token_s
+
+    @property
+    def noise(self) -> float:
+        """The deviation of one step relative to its length."""
+        alone_s = self.base_s + self.per_stream_s
+        return self.noise_s / alone_s if alone_s > 0 else 0.0
+
+    def mean_s(self, load: StepLoad) -> float:
+        return (
+            self.base_s
+            + self.per_stream_s * load.decoding
+            + self.per_cell_s * load.cells_read
+            + self.per_prefill_token_s * load.prefill_tokens
+        )
+
+    def covariance(self) -> Covariance:
+        """Of the coefficients, in seconds squared."""
+        d0, d1, d2, d3 = self.deviations
+        ab, ac, ad, bc, bd, cd = self.correlations
+        return (
+            d0 * d0, ab * d0 * d1, ac * d0 * d2, ad * d0 * d3,
+            d1 * d1, bc * d1 * d2, bd * d1 * d3,
+            d2 * d2, cd * d2 * d3,
+            d3 * d3,
+        )  # fmt: skip
+
+    def _by_name(self) -> tuple[tuple[str, float], ...]:
+        names = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s")
+        return (*zip(names, self.coefficients, strict=True), *(("a deviation", each) for each in self.deviations))
+
+
+@dataclass(frozen=True, slots=True)
+class StepModelSettings:
+    """How the model learns and how sure it wants to be.
+
+    Args:
+        upper_z: standard deviations between `mean_s` and `upper_s`; 1.64 is exceeded by one in twenty.
+        rate_over_s: a rate is judged over so long; the upper bound holds for the mean step of that time.
+        walk_together: relative deviation by which all coefficients drift together in a second (tempo of the machine).
+        walk_each: the same for each by itself (fragmented cells, other kernels).
+        clip_sigma: an innovation beyond this many deviations counts as one at this bound.
+        change_least_s: a new tempo is believed after so many seconds of steps.
+        start_together: relative deviation of the tempo at the start of a boot, beyond what the fit says of itself.
+        start_each: the same for each coefficient by itself.
+        floor_margin: the part of the step time allowed by the floor that a prefill budget may fill.
+    """
+
+    upper_z: float = 1.64
+    rate_over_s: float = 1.0
+    walk_together: float = 0.02
+    walk_each: float = 0.01
+    clip_sigma: float = 5.0
+    change_least_s: float = 0.25
+    start_together: float = 0.3
+    start_each: float = 0.1
+    floor_margin: float = 0.97
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("upper_z", "rate_over_s", "walk_together", "walk_each", "clip_sigma"),
+            *("change_least_s", "start_together", "start_each", "floor_margin"),
+        ):
+            value: float = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} is {value!r}, the least is 0", hint=f"raise {name}")
+        for name in ("rate_over_s", "clip_sigma", "floor_margin"):
+            if getattr(self, name) == 0:
+                raise ConfigError(f"{name} is 0, it must be above", hint=f"raise {name}")
+        if self.floor_margin > 1:
+            raise ConfigError(f"floor_margin is {self.floor_margin:g}, the most is 1", hint="lower floor_margin")
+
+
+class StepModel:
+    """A Kalman filter over the coefficients, in units that make them of order one.
+
+    It looks at ratios of measured to predicted time, so noise is relative and long steps count no more than short
+    ones. The coefficients walk (no forgetting factor: at a constant load that would inflate what it cannot see). A
+    change of the machine's tempo multiplies them all at once, through `_tempo_s`, the time that one unit stands for.
+    """
+
+    def __init__(self, fit: Fit, settings: StepModelSettings | None = None) -> None:
+        self._settings = settings or StepModelSettings()
+        self._start(fit)
+
+    def _start(self, fit: Fit) -> None:
+        settings = self._settings
+        self._before = fit
+        self._tempo_s = max(fit.mean_s(StepLoad(8, 4096)), _LEAST_TEMPO_S)
+        self._kalman = _filter_from(fit, self._tempo_s, settings)
+        self._noise = StepNoise(fit.noise or 0.1)
+        self._spread = BlockSpread(settings.rate_over_s, 0.03)
+        self._watch = TempoWatch(settings.change_least_s)
+        self._recent: deque[tuple[Vector, float]] = deque(maxlen=_RECENT)
+        self._samples = 0
+        self._last_at: float | None = None
+
+    @property
+    def samples(self) -> int:
+        """Steps learned from since the engine started."""
+        return self._samples
+
+    @property
+    def fit(self) -> Fit:
+        """The model as it stands, to be shown or stored."""
+        p = self._kalman.covariance
+        sds = tuple(sqrt(value) for value in self._kalman.variances())
+        scale = [self._tempo_s / unit for unit in _UNITS]
+        flat = {(0, 1): p[1], (0, 2): p[2], (0, 3): p[3], (1, 2): p[5], (1, 3): p[6], (2, 3): p[8]}
+        ab, ac, ad, bc, bd, cd = (min(max(flat[i, j] / (sds[i] * sds[j]), -1.0), 1.0) for i, j in _PAIRS)
+        a, b, c, d = (value * each for value, each in zip(self._kalman.value, scale, strict=True))
+        return Fit(
+            a, b, c, d,
+            deviations=(sds[0] * scale[0], sds[1] * scale[1], sds[2] * scale[2], sds[3] * scale[3]),
+            samples=self._before.samples + self._samples,
+            noise_s=self._noise.deviation * (a + b),
+            correlations=(ab, ac, ad, bc, bd, cd),
+        )  # fmt: skip
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since the last step that taught something; infinite before the first of this boot."""
+        return inf if self._last_at is None else max(0.0, now_s - self._last_at)
+
+    def restarted(self) -> None:
+        """The engine started anew: what was learned stays the best guess, and is doubted as at any start."""
+        self._start(self.fit)
+
+    def mean_s(self, load: StepLoad) -> float:
+        """tau: the predicted length of a step."""
+        v0, v1, v2, v3 = self._kalman.value
+        units = v0 + v1 / 8.0 * load.decoding + v2 / 4096.0 * load.cells_read + v3 / 128.0 * load.prefill_tokens
+        return max(units * self._tempo_s, _LEAST_TEMPO_S)
+
+    def upper_s(self, load: StepLoad) -> float:
+        """tau+: what the mean step of a second stays under, with the certainty that `upper_z` stands for.
+
+        Its deviation is made of what the filter does not know and of how far means over a second have strayed.
+        """
+        features = _features(load)
+        bound = _upper(
+            self._kalman.value, self._kalman.covariance, features, self._spread.variance, self._settings.upper_z
+        )
+        return max(bound * self._tempo_s, self.mean_s(load))
+
+    def learn(self, load: StepLoad, duration_s: float, at_s: float) -> None:
+        """Takes one step in. A length that is not a positive number (an engine that keeps no time) teaches nothing."""
+        if not 0 < duration_s < inf:
+            return
+        settings = self._settings
+        self._walk(at_s)
+        features = _features(load)
+        mean_s = self._units(features) * self._tempo_s
+        ratio = duration_s / mean_s
+        self._noise.learn(ratio)
+        self._recent.append((features, duration_s))
+        per_mean = self._tempo_s / mean_s
+        x0, x1, x2, x3 = features
+        noise = self._noise.variance
+        score = self._kalman.measure(
+            (x0 * per_mean, x1 * per_mean, x2 * per_mean, x3 * per_mean), ratio - 1.0, noise, settings.clip_sigma
+        )
+        self._samples += 1
+        clip = settings.clip_sigma * sqrt(noise)
+        self._spread.learn(mean_s, mean_s * min(max(ratio - 1.0, -clip), clip))
+        run = self._watch.changed(score, duration_s)
+        if run:
+            self._change_tempo(run)
+
+    def prefill_budget_tokens(self, load: StepLoad, floor_tps: float, *, least: int, most: int) -> int:
+        """Prompt tokens that fit into the next step beside the streams of `load` without breaking their floor.
+
+        F <= (margin/X - (a + b*B + c*K)) / d, between `least` (prompts never starve) and `most`.
+        """
+        if load.decoding == 0:
+            return most
+        per_token_s = self._kalman.value[3] / _UNITS[3] * self._tempo_s
+        left_s = self._settings.floor_margin / floor_tps - self.mean_s(StepLoad(load.decoding, load.cells_read))
+        if left_s >= per_token_s * most:
+            return most
+        return max(least, int(left_s / per_token_s)) if left_s > 0 else least
+
+    def _units(self, features: Vector) -> float:
+        v0, v1, v2, v3 = self._kalman.value
+        x0, x1, x2, x3 = features
+        return max(v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3, _LEAST_TEMPO_S / self._tempo_s)
+
+    def _walk(self, at_s: float) -> None:
+        last_at, self._last_at = self._last_at, at_s
+        if last_at is None or at_s <= last_at:
+            return
+        passed_s = min(at_s - last_at, 60.0)
+        together, each = self._settings.walk_together, self._settings.walk_each
+        self._kalman.widen(together * together * passed_s, each * each * passed_s, 0.05)
+
+    def _change_tempo(self, run: int) -> None:
+        """All coefficients take the multiple that the steps since the change had at the median."""
+        recent = list(self._recent)[-run:]
+        factor = median(each_s / (self._units(features) * self._tempo_s) for features, each_s in recent)
+        self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
+        doubt = min(abs(factor - 1.0), 1.0)
+        self._kalman.widen((0.3 * doubt + 0.05) ** 2, (0.3 * doubt) ** 2, 0.05)
+        self._watch.reset()
+        self._spread.drop_block()
+
+
+class FitTimes:
+    """Step times from a fit that is not being taught: for planning, without an engine."""
+
+    def __init__(self, fit: Fit, *, upper_z: float = 1.64, rate_over_s: float = 1.0) -> None:
+        self._fit = fit
+        self._covariance = fit.covariance()
+        self._upper_z = upper_z
+        self._rate_over_s = rate_over_s
+
+    def mean_s(self, load: StepLoad) -> float:
+        return max(self._fit.mean_s(load), _LEAST_TEMPO_S)
+
+    def upper_s(self, load: StepLoad) -> float:
+        """The bound for a mean over `rate_over_s`, steps taken as independent of each other."""
+        mean_s = self.mean_s(load)
+        spread = self._fit.noise**2 * min(1.0, mean_s / self._rate_over_s)
+        features = (1.0, float(load.decoding), float(load.cells_read), float(load.prefill_tokens))
+        return max(_upper(self._fit.coefficients, self._covariance, features, spread, self._upper_z), mean_s)
+
+
+def _features(load: StepLoad) -> Vector:
+    return 1.0, load.decoding / 8.0, load.cells_read / 4096.0, load.prefill_tokens / 128.0
+
+
+def _filter_from(fit: Fit, tempo_s: float, settings: StepModelSettings) -> Kalman:
+    """The filter at the start of a boot: the fit, plus doubt about this machine's tempo today and about each part.
+
+    The cap lets each part be unsure by itself as a whole, or by half a step of 8 streams, whichever is more.
+    """
+    value = [each * unit / tempo_s for each, unit in zip(fit.coefficients, _UNITS, strict=True)]
+    scale = [unit / tempo_s for unit in _UNITS]
+    pairs = [(i, j) for i in range(4) for j in range(i, 4)]
+    scaled = [p * scale[i] * scale[j] for p, (i, j) in zip(fit.covariance(), pairs, strict=True)]
+    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = scaled
+    own = (p00, p11, p22, p33)
+    cap = [max(v * v, 0.25, each) for v, each in zip(value, own, strict=True)]
+    kalman = Kalman(value, (p00, p01, p02, p03, p11, p12, p13, p22, p23, p33), (cap[0], cap[1], cap[2], cap[3]))
+    kalman.widen(settings.start_together**2, settings.start_each**2, 0.05)
+    return kalman
+
+
+def _upper(value: Vector, covariance: Covariance, features: Vector, spread: float, z: float) -> float:
+    """mean + z * deviation of a linear prediction; `spread` is a relative variance that comes on top.
+
+    As a function of the second feature (streams) this is convex, and where the fit knows large batches better than
+    small ones it falls at first. But a step of fewer streams is no longer than one of more, so the least bound of all
+    larger batches holds as well: that makes it monotone.
+    """
+    v0, slope, v2, v3 = value
+    x0, x1, x2, x3 = features
+    mean = v0 * x0 + slope * x1 + v2 * x2 + v3 * x3
+    g0, g1, g2, g3 = times_vector(covariance, features)
+    variance = max(x0 * g0 + x1 * g1 + x2 * g2 + x3 * g3, 0.0) + spread * mean * mean
+    deviation = sqrt(variance)
+    bend = g1 + spread * mean * slope
+    if slope * deviation + z * bend >= 0:
+        return mean + z * deviation
+    curve = covariance[4] + spread * slope * slope
+    rest = max(variance - bend * bend / curve, 0.0)
+    steep = z * z * curve - slope * slope
+    if steep <= 0:
+        return mean + z * deviation
+    more = max(0.0, -slope * sqrt(rest / (curve * steep)) - bend / curve)
+    there = max(variance + 2 * bend * more + curve * more * more, 0.0)
+    return min(mean + z * deviation, mean + slope * more + z * sqrt(there))
