@@ -1,0 +1,190 @@
+"""What the step model learned, kept for one model, engine build, machine and KV type.
+
+Knows no engine. The file is a convenience: one that is damaged or of another version is told of and not used.
+Invariant: at most one entry for a key, and whoever reads finds a whole file, old or new.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, cast
+
+from platformdirs import user_state_path
+
+from polystem.capacity.floor import Demand
+from polystem.capacity.kalman import Vector
+from polystem.capacity.step_model import Fit
+from polystem.errors import ConfigError
+
+__all__ = ["FitKey", "FitStore", "StoredFit", "fits_path"]
+
+VERSION = 1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FitKey:
+    """What a fit holds for. `kv` names the type of the cells (and whatever else changes how they are read)."""
+
+    model_sha256: str
+    build: str
+    machine: str
+    kv: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFit:
+    """A fit with what it holds for, and what planning needs beside it.
+
+    Args:
+        model: its name, for people.
+        demand: what workers asked for on average; None where none was seen.
+        cells_total: KV cells of the engine that was measured.
+        seats_total: sequences that it could hold, pools and workers together.
+        at_s: wall time of the last step learned from.
+    """
+
+    key: FitKey
+    model: str
+    fit: Fit
+    demand: Demand | None
+    cells_total: int
+    at_s: float
+    seats_total: int = 256
+
+
+def fits_path() -> Path:
+    """Where this user's fits are."""
+    return user_state_path("polystem") / "fits.json"
+
+
+class FitStore:
+    """The file of fits. Two writers at once lose one entry at most, never the file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or fits_path()
+
+    def find(self, key: FitKey) -> StoredFit | None:
+        """The entry for exactly this key."""
+        return next((entry for entry in self.entries() if entry.key == key), None)
+
+    def entries(self) -> tuple[StoredFit, ...]:
+        """All entries that can be read, the newest last; the rest is warned of."""
+        found: list[StoredFit] = []
+        for raw in self._raw_entries():
+            try:
+                found.append(_entry(raw))
+            except (ConfigError, KeyError, OverflowError, TypeError, ValueError) as exc:
+                _log.warning("%s: an entry is not used, it is damaged (%r)", self.path, exc)
+        return tuple(sorted(found, key=lambda entry: entry.at_s))
+
+    def put(self, entry: StoredFit) -> None:
+        """Adds an entry in place of one with the same key. Raises ConfigError where the file cannot be written."""
+        kept = [other for other in self.entries() if other.key != entry.key]
+        self._write([asdict(each) for each in (*kept, entry)])
+
+    def _raw_entries(self) -> list[object]:
+        try:
+            content = cast(object, json.loads(self.path.read_text("utf-8")))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, RecursionError) as exc:
+            _log.warning("%s is not used, it cannot be read (%s); the next server measures anew", self.path, exc)
+            return []
+        known = cast("dict[str, object]", content) if isinstance(content, dict) else {}
+        entries = known.get("entries")
+        if known.get("version") != VERSION or not isinstance(entries, list):
+            _log.warning("%s is not used, it is not of version %d; the next server measures anew", self.path, VERSION)
+            return []
+        return cast("list[object]", entries)
+
+    def _write(self, entries: list[dict[str, Any]]) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(self.path, json.dumps({"version": VERSION, "entries": entries}, indent=1, allow_nan=False))
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot write the fits to {self.path}: {exc.strerror or exc}",
+                hint="make the folder writable, or set XDG_STATE_HOME to one that is",
+            ) from exc
+
+
+def _replace(path: Path, text: str) -> None:
+    """Puts a whole new file in the place of an old one; what fails leaves the old one and nothing beside it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _object(raw: object) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        raise TypeError(f"{raw!r} where an object belongs")
+    return cast("dict[str, Any]", raw)
+
+
+def _entry(raw: object) -> StoredFit:
+    known = _object(raw)
+    key, demand, fit = _object(known["key"]), known["demand"], _object(known["fit"])
+    return StoredFit(
+        key=FitKey(*(_text(key[name]) for name in ("model_sha256", "build", "machine", "kv"))),
+        model=_text(known["model"]),
+        fit=_fit(fit),
+        demand=None if demand is None else _demand(_object(demand)),
+        cells_total=_count(known["cells_total"]),
+        at_s=_number(known["at_s"]),
+        seats_total=_count(known["seats_total"]),
+    )
+
+
+def _fit(raw: Mapping[str, Any]) -> Fit:
+    ab, ac, ad, bc, bd, cd = (_number(each) for each in raw["correlations"])
+    return Fit(
+        base_s=_number(raw["base_s"]),
+        per_stream_s=_number(raw["per_stream_s"]),
+        per_cell_s=_number(raw["per_cell_s"]),
+        per_prefill_token_s=_number(raw["per_prefill_token_s"]),
+        deviations=_vector(raw["deviations"]),
+        samples=_count(raw["samples"]),
+        noise_s=_number(raw["noise_s"]),
+        correlations=(ab, ac, ad, bc, bd, cd),
+    )
+
+
+def _vector(raw: Any) -> Vector:
+    a, b, c, d = (_number(each) for each in raw)
+    return a, b, c, d
+
+
+def _demand(raw: Mapping[str, Any]) -> Demand:
+    return Demand(_number(raw["think_s"]), _number(raw["turn_tokens"]))
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(f"{raw!r} where a text belongs")
+    return raw
+
+
+def _number(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not isfinite(raw):
+        raise TypeError(f"{raw!r} where a number belongs")
+    return float(raw)
+
+
+def _count(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
+        raise TypeError(f"{raw!r} where a count belongs")
+    return raw
