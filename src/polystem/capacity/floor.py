@@ -31,6 +31,7 @@ __all__ = [
     "StepTimes",
     "decoding_shares",
     "most_at_floor",
+    "most_that_hold",
     "most_workers",
     "roughly_most_workers",
     "share_under_floor",
@@ -122,7 +123,7 @@ def share_under_floor(workers: int, floor_tps: float, demand: Demand, times: Ste
 def most_at_floor(floor_tps: float, times: StepTimes, crowd: Crowd, limit: int) -> int:
     """k*: the most workers, up to `limit`, that may decode at once with the upper bound of a step at 1/X or less."""
     allowed_s = _allowed_s(floor_tps) * (1 - crowd.prefill_share)
-    return _last(limit, lambda streams: times.upper_s(crowd.load(streams)) <= allowed_s)
+    return most_that_hold(limit, lambda streams: times.upper_s(crowd.load(streams)) <= allowed_s)
 
 
 def most_workers(
@@ -132,7 +133,9 @@ def most_workers(
 
     `crowd_of(N)` is what N workers bring with them; it must not shrink as N rises.
     """
-    return _last(limit, lambda workers: share_under_floor(workers, floor_tps, demand, times, crowd_of(workers)) <= eps)
+    return most_that_hold(
+        limit, lambda workers: share_under_floor(workers, floor_tps, demand, times, crowd_of(workers)) <= eps
+    )
 
 
 def roughly_most_workers(k_star: int, floor_tps: float, demand: Demand) -> float:
@@ -146,7 +149,7 @@ def _allowed_s(floor_tps: float) -> float:
     return 1 / floor_tps if floor_tps < inf else 0.0
 
 
-def _last(limit: int, holds: Callable[[int], bool]) -> int:
+def most_that_hold(limit: int, holds: Callable[[int], bool]) -> int:
     """The largest number from 1 to `limit` for which a condition holds that fails for good once it fails; else 0."""
     low, step = 0, 1
     while low + step <= limit and holds(low + step):
