@@ -16,6 +16,17 @@ Mode: TypeAlias = Literal["advisory", "enforced"]
 OnSaturation: TypeAlias = Literal["reject", "warn"]
 
 
+def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        side = "raise" if value < least else "lower"
+        raise ConfigError(f"{name} is {value:g}, it must be from {least:g} to {most:g}", hint=f"{side} {name}")
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}, it must be one of {', '.join(known)}", hint=f"mend {name}")
+
+
 @dataclass(frozen=True, slots=True)
 class FloorPolicy:
     """The floor of one worker, or of all.
@@ -124,14 +135,3 @@ class GateSettings:
             ("rows", 0, 100_000),
         ):
             _check_range(name, getattr(self, name), least, most)
-
-
-def _check_range(name: str, value: float | None, least: float, most: float) -> None:
-    if value is not None and not least <= value <= most:
-        side = "raise" if value < least else "lower"
-        raise ConfigError(f"{name} is {value:g}, it must be from {least:g} to {most:g}", hint=f"{side} {name}")
-
-
-def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}, it must be one of {', '.join(known)}", hint=f"mend {name}")
