@@ -9,7 +9,7 @@ import pytest
 
 from polystem.engine.protocol import CellEngine, Placement
 from polystem.errors import BadRequest, CellsExhausted, Conflict, EngineDied, SequencesExhausted
-from tests.conformance.cases import EngineCase, Heard, Sizes, ask, greedy, one_step
+from tests.conformance.cases import EngineCase, Heard, Sizes, ask, greedy, hear, one_step
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +28,13 @@ def spread(heard: Heard) -> range:
     """How long a kept branch may be: the last token drawn need not be in the cache."""
     whole = heard.usage.prompt_tokens + heard.usage.output_tokens
     return range(whole - 1, whole + 1)
+
+
+async def stopped(engine: CellEngine, branch: int) -> int:
+    """Returns once a pause of a branch has taken effect: how long the branch is then."""
+    await one_step(engine)
+    assert engine.statistics().paused == 1
+    return engine.statistics().branch_tokens[branch]
 
 
 async def test_a_held_branch_uses_a_cell_for_each_token_until_dropped(case: EngineCase) -> None:
@@ -275,6 +282,156 @@ async def test_a_prefill_budget_below_one_is_refused(case: EngineCase) -> None:
     async with case.running() as engine:
         with pytest.raises(BadRequest):
             engine.set_prefill_budget(0)
+
+
+async def test_a_pause_in_the_middle_of_a_turn_does_not_change_what_it_says(case: EngineCase) -> None:
+    async with case.running() as engine:
+        request = greedy(PREFIX, max_tokens=300)
+        prompt = await engine.encode(request)
+        unbroken = await hear(engine, request, prompt)
+        answer = engine.generate(request, prompt, Placement(branch=2))
+        said = (await anext(answer)).tokens
+        for _ in range(3):
+            engine.pause(2)
+            length = await stopped(engine, 2)
+            await one_step(engine)
+            assert engine.statistics().branch_tokens[2] == length
+            assert engine.statistics().decoding == 0
+            engine.resume(2)
+            said += (await anext(answer)).tokens
+        async for delta in answer:
+            said += delta.tokens
+        assert said == unbroken.tokens
+        assert engine.statistics().paused == 0
+
+
+async def test_a_turn_that_is_paused_keeps_its_cells_while_another_goes_on(case: EngineCase) -> None:
+    async with case.running() as engine:
+        prefix = await pooled(engine)
+        request = greedy(PREFIX + "Go.", max_tokens=300)
+        prompt = await engine.encode(request)
+        answer = engine.generate(request, prompt, Placement(branch=2, source=POOL, shared_tokens=len(prefix)))
+        said = (await anext(answer)).tokens
+        engine.pause(2)
+        length = await stopped(engine, 2)
+        other = await ask(engine, greedy(PREFIX + "Stay.", max_tokens=40), Placement(branch=3, keep=False))
+        assert other.usage.output_tokens == 40
+        await one_step(engine)
+        stats = engine.statistics()
+        assert stats.branch_tokens == {POOL: len(prefix), 2: length}
+        assert stats.cells_used == length
+        assert stats.sequences_used == 2
+        assert stats.paused == 1
+        engine.resume(2)
+        async for delta in answer:
+            said += delta.tokens
+        assert len(said) == 300
+
+
+async def test_a_turn_can_be_paused_in_the_middle_of_its_prompt(case: EngineCase) -> None:
+    async with case.running() as engine:
+        engine.set_prefill_budget(1)
+        going_on = greedy("Go. ", max_tokens=600)
+        beat = engine.generate(going_on, await engine.encode(going_on), Placement(branch=2))
+        await anext(beat)
+        request = greedy(PREFIX * 4, max_tokens=4)
+        prompt = await engine.encode(request)
+        late = asyncio.create_task(hear(engine, request, prompt, Placement(branch=3)))
+        while engine.statistics().prefilling == 0:
+            await anext(beat)
+        engine.pause(3)
+        length = await stopped(engine, 3)
+        assert 0 < length < len(prompt.tokens)
+        await anext(beat)
+        stats = engine.statistics()
+        assert stats.branch_tokens[3] == length
+        assert (stats.decoding, stats.prefilling, stats.paused, stats.prefill_backlog_tokens) == (1, 0, 1, 0)
+        engine.resume(3)
+        await beat.aclose()
+        assert (await late).usage.output_tokens == 4
+
+
+async def test_a_paused_turn_can_be_cancelled(case: EngineCase) -> None:
+    async with case.running() as engine:
+        request = greedy(PREFIX, max_tokens=400)
+        prompt = await engine.encode(request)
+        answer = engine.generate(request, prompt, Placement(branch=2))
+        await anext(answer)
+        engine.pause(2)
+        length = await stopped(engine, 2)
+        await answer.aclose()
+        await one_step(engine)
+        stats = engine.statistics()
+        assert (stats.paused, stats.decoding, stats.branch_tokens) == (0, 0, {2: length})
+        heard = await ask(engine, greedy(PREFIX, max_tokens=4), Placement(branch=2))
+        assert heard.usage.cached_tokens == len(prompt.tokens) - 1
+
+
+async def test_dropping_the_branch_of_a_paused_turn_ends_the_turn(case: EngineCase) -> None:
+    async with case.running() as engine:
+        request = greedy(PREFIX, max_tokens=400)
+        answer = engine.generate(request, await engine.encode(request), Placement(branch=2))
+        await anext(answer)
+        engine.pause(2)
+        await stopped(engine, 2)
+        await engine.drop(2)
+        stats = engine.statistics()
+        assert (stats.paused, stats.cells_used, stats.branch_tokens) == (0, 0, {})
+        with pytest.raises(Conflict, match="was dropped while a turn ran on it"):
+            async for _ in answer:
+                pass
+
+
+async def test_pausing_or_resuming_where_no_turn_runs_is_no_error_and_pauses_no_later_turn(case: EngineCase) -> None:
+    async with case.running() as engine:
+        await pooled(engine)
+        for branch in (POOL, 12345):
+            engine.pause(branch)
+            engine.resume(branch)
+            engine.pause(branch)
+        await one_step(engine)
+        assert engine.statistics().paused == 0
+        for branch in (POOL, 12345):
+            heard = await ask(engine, greedy(PREFIX + "Go.", max_tokens=4), Placement(branch=branch))
+            assert heard.usage.output_tokens == 4
+
+
+async def test_a_restart_forgets_pauses(case: EngineCase) -> None:
+    async with case.running() as engine:
+        request = greedy(PREFIX, max_tokens=800)
+        answer = engine.generate(request, await engine.encode(request), Placement(branch=2))
+        await anext(answer)
+        engine.pause(2)
+        await stopped(engine, 2)
+        assert case.kill is not None
+        await case.kill(engine)
+        with pytest.raises(EngineDied):
+            async for _ in answer:
+                pass
+        engine.pause(2)
+        assert await engine.wait_restart(1) == 2
+        assert engine.statistics().paused == 0
+        heard = await ask(engine, greedy(PREFIX, max_tokens=4), Placement(branch=2))
+        assert heard.usage.output_tokens == 4
+
+
+async def test_a_pause_never_brings_the_engine_to_a_stand_on_a_full_cache(case: EngineCase) -> None:
+    async with case.running(Sizes(cells=512, context_tokens=512)) as engine:
+        token = (await engine.tokenize("a"))[0]
+        request = greedy((token,) * (engine.info.cells_total - 200), max_tokens=100)
+        answer = engine.generate(request, await engine.encode(request), Placement(branch=2, keep=False))
+        said = (await anext(answer)).tokens
+        engine.pause(2)
+        await stopped(engine, 2)
+        late = asyncio.create_task(ask(engine, greedy((token + 1,) * 210, 4), Placement(branch=3, keep=False)))
+        [outcome] = await asyncio.gather(late, return_exceptions=True)
+        assert isinstance(outcome, Heard | CellsExhausted)
+        engine.resume(2)
+        async for delta in answer:
+            said += delta.tokens
+        assert len(said) == 100
+        await one_step(engine)
+        assert engine.statistics().cells_used == 0
 
 
 async def test_logits_over_borrowed_cells_equal_those_of_a_fresh_prompt(case: EngineCase) -> None:

@@ -41,7 +41,7 @@ async def test_a_turn_runs_to_its_end_and_its_usage_adds_up(case: EngineCase) ->
 
 async def test_only_the_last_delta_has_a_finish_reason_and_usage(case: EngineCase) -> None:
     async with case.running() as engine:
-        heard = await ask(engine, greedy(STORY, max_tokens=6))
+        heard = await ask(engine, greedy(STORY, max_tokens=200))
         *earlier, last = heard.deltas
         assert earlier
         assert all(delta.finish_reason is None and delta.usage is None for delta in earlier)

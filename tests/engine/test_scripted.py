@@ -114,6 +114,29 @@ async def test_each_step_takes_what_the_cost_says_of_its_virtual_time() -> None:
     await engine.aclose()
 
 
+async def test_while_every_turn_is_paused_there_are_no_steps() -> None:
+    clock = VirtualClock()
+    costs: list[float] = []
+
+    def one_second(_decoding: int, _cells: int, _prefilled: int) -> float:
+        costs.append(clock.now_s())
+        return 1.0
+
+    engine = ScriptedEngine(clock=clock, step_cost=one_second)
+    await engine.start()
+    request = chat("a", max_tokens=4, ignore_eos=True)
+    answer = engine.generate(request, await engine.encode(request), Placement(branch=1))
+    await anext(answer)
+    engine.pause(1)
+    await clock.advance(10.0)
+    assert costs == [0.0]
+    engine.resume(1)
+    await anext(answer)
+    assert costs == [0.0, 10.0]
+    await answer.aclose()
+    await engine.aclose()
+
+
 def test_tokens_and_text_turn_into_each_other() -> None:
     tokens = ByteTokens()
     text = "<|im_start|>user\nü<tool_call>"

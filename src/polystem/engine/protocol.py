@@ -53,6 +53,7 @@ class EngineStatistics:
     """A snapshot at most one step old; taking it never waits for the decode loop.
 
     `boot` counts the starts of the decode loop (1 is the first). `branch_tokens` maps each kept branch to its length.
+    A paused turn counts in `paused` alone, not in decoding, prefilling, waiting or the backlog; its cells still count.
     `steps` holds the most recent samples, oldest first. `overhead_us` is the mean time a step spent outside the
     kernels, by part: batch, sample, detokenise, ship.
     """
@@ -66,6 +67,7 @@ class EngineStatistics:
     decoding: int
     prefilling: int
     waiting: int
+    paused: int
     prefill_backlog_tokens: int
     tokens_decoded: int
     tokens_prefilled: int
@@ -167,6 +169,20 @@ class CellEngine(Engine, Protocol):
 
     async def logits(self, tokens: Sequence[int], placement: Placement | None = None) -> Sequence[float]:
         """Logits after the last of `tokens`, shape (vocab_tokens,): for fidelity checks."""
+        ...
+
+    def pause(self, branch: BranchId) -> None:
+        """Stops the turn that runs on a branch, in its prompt or its answer, from the next step until `resume`.
+
+        Its cells and its sampling state stay and its timings go on; it can be cancelled, and its branch dropped. No
+        error where no turn runs on the branch. A pause ends with its turn, and so with the engine's process. It serves
+        the other turns: where each of them waits for cells, the oldest paused turn that can run goes on until one of
+        them can, so that a pause never brings the engine to a stand.
+        """
+        ...
+
+    def resume(self, branch: BranchId) -> None:
+        """Lets a paused turn go on where it stopped, from the next step. No error where none is paused."""
         ...
 
     def set_prefill_budget(self, tokens_per_step: int) -> None:

@@ -27,6 +27,8 @@ from polystem.engine.llama.wire import (
     Drop,
     Event,
     Job,
+    Pause,
+    Resume,
     SetBudget,
     Snapshot,
     error_of,
@@ -86,12 +88,32 @@ class PretendedKernels:
         return len(self.held.get(sequence, ()))
 
 
+class Inbox(SimpleQueue[Command]):
+    """Counts how often the loop comes to rest, and then asks `at_rest` for what is to come."""
+
+    def __init__(self) -> None:
+        self.rests = 0
+        self.at_rest: Callable[[], None] = lambda: None
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Command:
+        if self.empty():
+            self.rests += 1
+            self.at_rest()
+        assert not self.empty(), "the loop waits for a command that never comes"
+        return super().get(block, timeout)
+
+
 class Driver:
-    """Runs a loop in this thread: commands now, and more at the reports that `at_report` names."""
+    """Runs a loop in this thread: commands now, and more at the reports that `at_report` names.
+
+    More comes from `at_rest` whenever the loop has nothing to run.
+    """
 
     def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32) -> None:
         self.kernels = PretendedKernels(cells if room is None else room)
-        self.inbox: SimpleQueue[Command] = SimpleQueue()
+        self.inbox = Inbox()
+        self.inbox.at_rest = lambda: self._send(self.at_rest())
+        self.at_rest: Callable[[], Iterable[Command]] = lambda: ()
         self.events: list[Event] = []
         self.snapshots: list[Snapshot] = []
         self.open = set[int]()
@@ -262,6 +284,139 @@ def test_an_unknown_command_ends_the_loop() -> None:
         driver.loop.run()
 
 
+def pause_between(driver: Driver, branch: int, *, at: int, until: int) -> None:
+    """Pauses a branch at one report and lets it go on at another."""
+    told: dict[int, list[Command]] = {at: [Pause(branch)], until: [Resume(branch)]}
+    driver.at_report = lambda report: told.get(report, [])
+
+
+def test_a_paused_stream_takes_no_step_and_says_the_same_when_it_goes_on() -> None:
+    driver = Driver()
+    pause_between(driver, 1, at=3, until=9)
+    driver.run(answer(1, range(5), 12), answer(2, range(7), 20))
+    assert driver.tokens(1) == expected(range(5), 12)
+    assert driver.tokens(2) == expected(range(7), 20)
+    during = driver.snapshots[3:9]
+    assert {(now.paused, now.decoding, now.prefilling) for now in during} == {(1, 1, 0)}
+    assert [now.cells_used - driver.snapshots[2].cells_used for now in during] == [1, 2, 3, 4, 5, 6]
+    assert all(now.step and now.step[2] == 1 for now in during)
+
+
+def test_a_stream_can_be_paused_in_the_middle_of_its_prompt() -> None:
+    driver = Driver(chunk=8)
+    pause_between(driver, 2, at=3, until=7)
+    driver.run(SetBudget(4), answer(1, range(5), 30), answer(2, range(40), 3))
+    lefts = [snapshot.prefill_backlog_tokens for snapshot in driver.snapshots]
+    assert lefts[2] > 0
+    assert lefts[3:7] == [0] * 4
+    assert lefts[7] == lefts[2] - 4
+    assert driver.tokens(1) == expected(range(5), 30)
+    assert driver.tokens(2) == expected(range(40), 3)
+
+
+def test_while_every_stream_is_paused_the_loop_rests_and_has_told_so() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Pause(1), Pause(2)] if report == 3 else []
+    rested: list[tuple[int, Snapshot]] = []
+
+    def at_rest() -> Iterable[Command]:
+        rested.append((len(driver.kernels.batches), driver.snapshots[-1]))
+        return [Resume(2), Resume(1)]
+
+    driver.at_rest = at_rest
+    driver.run(answer(1, range(5), 8), answer(2, range(7), 8))
+    [(batches, now)] = rested
+    assert (now.paused, now.decoding, now.step) == (2, 0, None)
+    assert now.cells_used == driver.snapshots[2].cells_used
+    assert driver.kernels.batches[batches] == 2
+    assert driver.tokens(1) == expected(range(5), 8)
+    assert driver.tokens(2) == expected(range(7), 8)
+
+
+def test_pausing_where_no_turn_runs_does_nothing() -> None:
+    driver = Driver()
+    told: dict[int, list[Command]] = {1: [Pause(7), Pause(99), Resume(99), answer(2, range(9), 4, Placement(7))]}
+    driver.at_report = lambda report: told.get(report, [])
+    driver.run(hold(1, 7, range(9)))
+    assert driver.tokens(2) == expected(range(9), 4)
+    assert max(snapshot.paused for snapshot in driver.snapshots) == 0
+
+
+def test_a_pause_ends_with_its_turn() -> None:
+    driver = Driver()
+    told: dict[int, list[Command]] = {2: [Pause(7), Cancel(1), answer(2, range(9), 4, Placement(7))]}
+    driver.at_report = lambda report: told.get(report, [])
+    driver.run(answer(1, range(5), 100, Placement(7)))
+    assert driver.tokens(2) == expected(range(9), 4)
+
+
+def test_a_paused_turn_that_is_cancelled_leaves_what_it_had_and_the_snapshot_says_so() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Pause(7), Pause(8)] if report == 3 else []
+    rests: list[list[Command]] = [[Cancel(1)], [Cancel(2), answer(3, range(4), 2)]]
+    driver.at_rest = lambda: rests.pop(0)
+    driver.run(answer(1, range(5), 100, Placement(7)), answer(2, range(5), 100, Placement(8, keep=False)))
+    assert [snapshot.paused for snapshot in driver.snapshots[3:5]] == [2, 1]
+    assert driver.snapshots[-1].paused == 0
+    assert driver.snapshots[-1].cells_used == 5 + 2
+
+
+def test_dropping_the_branch_of_a_paused_turn_ends_it() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Pause(1)] if report == 3 else []
+    driver.at_rest = lambda: [Drop(2, 1)]
+    driver.run(answer(1, range(5), 100, Placement(1)))
+    assert isinstance(driver.error(1), Conflict)
+    assert (driver.snapshots[-1].paused, driver.snapshots[-1].cells_used) == (0, 0)
+
+
+def test_a_cancel_that_leaves_nothing_to_run_is_reported_too() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Cancel(1)] if report == 3 else []
+    driver.at_rest = lambda: [Close()]
+    driver.run(answer(1, range(5), 100, Placement(1)))
+    assert [snapshot.decoding for snapshot in driver.snapshots] == [1, 1, 1, 0]
+
+
+def test_a_paused_turn_goes_on_where_the_others_can_only_wait_for_its_cells() -> None:
+    driver = Driver(cells=40)
+    driver.at_report = lambda report: [Pause(1), answer(2, range(3, 23), 5)] if report == 2 else []
+    driver.run(answer(1, range(20), 12))
+    assert driver.tokens(1) == expected(range(20), 12)
+    assert driver.tokens(2) == expected(range(3, 23), 5)
+    assert {(now.paused, now.waiting) for now in driver.snapshots[2:11]} == {(1, 1)}
+
+
+def test_the_oldest_of_several_paused_turns_gives_way_and_no_other() -> None:
+    driver = Driver(cells=40)
+    told: dict[int, list[Command]] = {2: [Pause(1), Pause(2), answer(3, range(3, 22), 5)]}
+    driver.at_report = lambda report: told.get(report, [])
+    driver.at_rest = lambda: [Resume(2)]
+    driver.run(answer(1, range(10), 8), answer(2, range(11), 8))
+    for ticket, prompt, count in ((1, range(10), 8), (2, range(11), 8), (3, range(3, 22), 5)):
+        assert driver.tokens(ticket) == expected(prompt, count)
+    alone = [now for now in driver.snapshots[2:] if now.waiting]
+    assert alone
+    assert all(now.step is None or now.step[2] <= 1 for now in alone)
+
+
+def test_on_a_full_cache_a_paused_turn_is_no_exception_from_the_rule_that_the_newest_fails() -> None:
+    driver = Driver(cells=20)
+    driver.at_report = lambda report: [Pause(2)] if report == 2 else []
+    driver.run(answer(1, range(8), 11), answer(2, range(1, 9), 11))
+    assert driver.tokens(1) == expected(range(8), 11)
+    assert isinstance(driver.error(2), CellsExhausted)
+
+
+def test_the_room_of_a_paused_prompt_is_not_given_to_a_later_one() -> None:
+    driver = Driver(cells=60, chunk=10)
+    driver.at_report = lambda report: [Pause(2), answer(3, range(25), 8)] if report == 3 else []
+    driver.run(answer(1, range(4), 10), answer(2, range(36), 4))
+    for ticket, prompt, count in ((1, range(4), 10), (2, range(36), 4), (3, range(25), 8)):
+        assert driver.error(ticket) is None
+        assert driver.tokens(ticket) == expected(prompt, count)
+
+
 JOBS = st.lists(
     st.tuples(
         st.integers(1, 12),  # report at which it comes
@@ -275,11 +430,17 @@ JOBS = st.lists(
     max_size=14,
 )
 
+PAUSES = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 3), st.integers(1, 20)), max_size=6)
+"""Report, branch, and how many reports it lasts."""
+
 
 @settings(deadline=None)
-@given(JOBS, st.integers(40, 200), st.integers(1, 40))
+@given(JOBS, PAUSES, st.integers(40, 200), st.integers(1, 40))
 def test_whatever_comes_and_goes_cells_add_up_and_answers_are_right(
-    jobs: list[tuple[int, int, int, int, int, bool, int]], cells: int, budget: int
+    jobs: list[tuple[int, int, int, int, int, bool, int]],
+    pauses: list[tuple[int, int, int]],
+    cells: int,
+    budget: int,
 ) -> None:
     driver = Driver(cells=cells)
     plan = dict[int, list[Command]]()
@@ -291,6 +452,9 @@ def test_whatever_comes_and_goes_cells_add_up_and_answers_are_right(
         wanted[ticket] = expected([t % VOCAB for t in tokens], output)
         if leave:
             plan.setdefault(report + leave, []).append(Cancel(ticket))
+    for report, branch, length in pauses:
+        plan.setdefault(report, []).append(Pause(branch))
+        plan.setdefault(report + length, []).append(Resume(branch))
     last = max(plan, default=0)
     drum = 1000
 
@@ -299,6 +463,7 @@ def test_whatever_comes_and_goes_cells_add_up_and_answers_are_right(
         return [*plan.get(report, ()), *beat]
 
     driver.at_report = at_report
+    driver.at_rest = lambda: [Resume(branch) for branch in range(4)]
     driver.run(SetBudget(budget), Drop(drum, -5))
     left = {command.ticket for commands in plan.values() for command in commands if isinstance(command, Cancel)}
     for ticket, tokens in wanted.items():

@@ -31,6 +31,8 @@ from polystem.engine.llama.wire import (
     Drop,
     Event,
     Job,
+    Pause,
+    Resume,
     SetBudget,
     Snapshot,
 )
@@ -239,6 +241,16 @@ class LlamaEngine:
             return
         finally:
             self._desk.close(ticket)
+
+    def pause(self, branch: BranchId) -> None:
+        self._tell(Pause(branch))
+
+    def resume(self, branch: BranchId) -> None:
+        self._tell(Resume(branch))
+
+    def _tell(self, command: Pause | Resume) -> None:
+        if self._boots is not None and self._boots.state == "ready":  # else no turn runs
+            self._boots.send(command)
 
     def set_prefill_budget(self, tokens_per_step: int) -> None:
         if tokens_per_step < 1:

@@ -65,6 +65,7 @@ class Gauges:
             decoding=now.decoding if now else 0,
             prefilling=now.prefilling if now else 0,
             waiting=now.waiting if now else 0,
+            paused=now.paused if now else 0,
             prefill_backlog_tokens=now.prefill_backlog_tokens if now else 0,
             tokens_decoded=self._decoded_before + (now.tokens_decoded if now else 0),
             tokens_prefilled=self._prefilled_before + (now.tokens_prefilled if now else 0),

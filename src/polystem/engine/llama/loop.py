@@ -2,7 +2,7 @@
 
 Owns the context, the branches and the streams; knows no asyncio, no process and no HTTP. Runs the same in a child
 process and in a thread. A step in order: commands, plan, decode, draw, report. With nothing to run it blocks on its
-inbox.
+inbox; what is paused is nothing to run.
 Invariant after each step: cells_used + cells_free = cells_total, and every stream holds exactly one branch.
 """
 
@@ -35,6 +35,8 @@ from polystem.engine.llama.wire import (
     Drop,
     Event,
     Job,
+    Pause,
+    Resume,
     SetBudget,
     Snapshot,
     error_fields,
@@ -78,6 +80,7 @@ class DecodeLoop:
         self._events: list[Event] = []
         self._touched: set[int] = set()
         self._dropped: list[int] = []
+        self._stale = False  # something has changed that neither an event nor a branch tells
         self._waiting = 0
         self._tokens_decoded = self._tokens_prefilled = 0
         self._batch_s = self._sample_s = self._text_s = self._ship_s = 0.0
@@ -86,10 +89,15 @@ class DecodeLoop:
         """Steps until told to close."""
         while not self._closing:
             self._take_commands()
-            if self._streams:
+            if self._runs:
                 self._step()
-            elif self._events or self._touched or self._dropped:
+            elif self._events or self._touched or self._dropped or self._stale:
                 self._report(None)
+
+    @property
+    def _runs(self) -> bool:
+        """Whether there is a stream that is not paused."""
+        return any(not stream.paused for stream in self._streams.values())
 
     def check_integrity(self) -> None:
         """Recounts cells, tokens and sequences. Raises AssertionError where they disagree."""
@@ -101,7 +109,7 @@ class DecodeLoop:
     # -- commands
 
     def _take_commands(self) -> None:
-        if not self._streams:
+        if not self._runs:
             self._take(self._inbox.get())
         while not self._inbox.empty():
             self._take(self._inbox.get())
@@ -115,6 +123,8 @@ class DecodeLoop:
             case Drop():
                 self._drop_branch(command.branch)
                 self._events.append((command.ticket, DONE))
+            case Pause() | Resume():
+                self._pause(command.branch, isinstance(command, Pause))
             case SetBudget():
                 self._budget_tokens = command.tokens_per_step
             case Close():
@@ -151,11 +161,22 @@ class DecodeLoop:
     def _leave(self, cancel: Cancel) -> None:
         stream = self._streams.pop(cancel.ticket, None)
         if stream is not None:
+            self._stale = True
             self._let_go(stream, keep=stream.job.placement.keep and stream.job.kind != "hold")
         elif cancel.held is not None:
             branch = self._table.get(cancel.held)
             if branch is not None and branch.ticket == cancel.ticket:
                 self._drop_branch(branch.id)
+
+    def _pause(self, branch_id: int, paused: bool) -> None:
+        branch = self._table.get(branch_id)
+        if branch is not None and branch.busy:
+            self._stream_on(branch).paused = paused
+            self._stale = True
+
+    def _stream_on(self, branch: Branch) -> Stream:
+        """The stream that keeps a branch busy."""
+        return next(stream for stream in self._streams.values() if stream.branch is branch)
 
     def _let_go(self, stream: Stream, *, keep: bool) -> None:
         stream.branch.busy = False
@@ -174,7 +195,7 @@ class DecodeLoop:
             self._dropped.append(branch_id)
 
     def _end_turn_on(self, branch: Branch) -> None:
-        stream = next(stream for stream in self._streams.values() if stream.branch is branch)
+        stream = self._stream_on(branch)
         del self._streams[stream.job.ticket]
         error = Conflict(f"branch {branch.id} was dropped while a turn ran on it; run the turn again")
         self._events.append((stream.job.ticket, ERROR, error_fields(error)))
@@ -199,20 +220,36 @@ class DecodeLoop:
             self._batch_s = self._now() - started_s
             self._report(self._decode(plan))
         else:
-            self._fail_newest(plan.waiting)
+            self._fail_newest()
             self._report(None)
         if self._self_check:
             self.check_integrity()
 
     def _plan(self) -> StepPlan[Stream]:
-        streams = list(self._streams.values())
+        streams = [stream for stream in self._streams.values() if not stream.paused]
+        paused = [stream for stream in self._streams.values() if stream.paused]
+        plan = self._plan_of(streams, promised_cells=sum(stream.prefill_left for stream in paused))
+        if not plan.rows:
+            plan = self._plan_with_one_of(paused, plan)
+        self._waiting = len(plan.waiting)
+        return plan
+
+    def _plan_with_one_of(self, paused: list[Stream], stuck: StepPlan[Stream]) -> StepPlan[Stream]:
+        """All others wait for cells, so that a pause serves nobody: the oldest paused stream that can run goes on."""
+        for stream in paused:
+            plan = self._plan_of([stream])
+            if plan.rows:
+                return StepPlan(plan.decoding, plan.chunks, stuck.waiting)
+        return stuck
+
+    def _plan_of(self, streams: list[Stream], *, promised_cells: int = 0) -> StepPlan[Stream]:
         decoding = sum(not stream.prefill_left for stream in streams)
         budget = self._chunk_tokens
         if decoding:  # rows beyond a chunk would cost one more pass over the weights
             budget = min(self._budget_tokens, max(1, self._chunk_tokens - decoding))
-        plan = plan_step(streams, free_cells=self._cells.cells_free, budget_tokens=budget)
-        self._waiting = len(plan.waiting)
-        return plan
+        return plan_step(
+            streams, free_cells=self._cells.cells_free, budget_tokens=budget, promised_cells=promised_cells
+        )
 
     def _fill(self, plan: StepPlan[Stream]) -> None:
         batch = self._batch
@@ -240,7 +277,7 @@ class DecodeLoop:
         while status == NO_SLOT:
             less = smaller(plan)
             if less is None:
-                self._fail_newest([*plan.decoding, *(stream for stream, _ in plan.chunks), *plan.waiting])
+                self._fail_newest()
                 return None
             plan = less
             self._fill(plan)
@@ -305,11 +342,9 @@ class DecodeLoop:
             else:
                 self._events.append(event)
 
-    def _fail_newest(self, stuck: list[Stream]) -> None:
+    def _fail_newest(self) -> None:
         """Nothing can run: one stream fails, the newest of those whose end frees cells, so that the others go on."""
-        newest_first = sorted(stuck, key=lambda stream: stream.job.ticket, reverse=True)
-        if not newest_first:
-            return
+        newest_first = sorted(self._streams.values(), key=lambda stream: stream.job.ticket, reverse=True)
         holders = (stream for stream in newest_first if self._cells.own_cells(stream.branch.sequence))
         stream = next(holders, newest_first[0])
         error = CellsExhausted(
@@ -324,17 +359,21 @@ class DecodeLoop:
     def _report(self, facts: StepFacts | None) -> None:
         started_s = self._now()
         events, self._events = self._events, []
+        self._stale = False
         self._ship(events, self._snapshot(facts))
         self._ship_s = self._now() - started_s
 
     def _snapshot(self, facts: StepFacts | None) -> Snapshot:
-        lefts = [stream.prefill_left for stream in self._streams.values() if stream.prefill_left]
+        lefts = [stream.prefill_left for stream in self._streams.values() if not stream.paused]
+        backlog = [left for left in lefts if left]
         changed = self._changed()
         dropped, self._dropped = tuple(self._dropped), []
         micros = (self._batch_s * 1e6, self._sample_s * 1e6, self._text_s * 1e6, self._ship_s * 1e6)
+        paused = len(self._streams) - len(lefts)
         return Snapshot(
-            self._cells.cells_used, self._table.sequences_used, len(self._streams) - len(lefts), len(lefts),
-            self._waiting, sum(lefts), self._tokens_decoded, self._tokens_prefilled, changed, dropped, facts, micros,
+            self._cells.cells_used, self._table.sequences_used, len(lefts) - len(backlog), len(backlog),
+            self._waiting, paused, sum(backlog), self._tokens_decoded, self._tokens_prefilled, changed, dropped, facts,
+            micros,
         )  # fmt: skip
 
     def _changed(self) -> tuple[tuple[int, int], ...]:

@@ -41,16 +41,19 @@ class StepPlan(Generic[StreamT]):
         return len(self.decoding) + self.prefill_tokens
 
 
-def plan_step(streams: Sequence[StreamT], *, free_cells: int, budget_tokens: int) -> StepPlan[StreamT]:
+def plan_step(
+    streams: Sequence[StreamT], *, free_cells: int, budget_tokens: int, promised_cells: int = 0
+) -> StepPlan[StreamT]:
     """Plans a step. A prompt starts only where all that is left of it fits beside those before it, so that two prompts
-    cannot block each other halfway; a shorter one behind may pass.
+    cannot block each other halfway; a shorter one behind may pass. `promised_cells` are free, but kept for prompts
+    that take no part in this step.
     """
     decoding = [stream for stream in streams if not stream.prefill_left]
     waiting = decoding[free_cells:]
     del decoding[free_cells:]
     fitting: list[StreamT] = []
     if len(decoding) + len(waiting) < len(streams):
-        room = free_cells - len(decoding)
+        room = free_cells - promised_cells - len(decoding)
         for stream in streams:
             if not stream.prefill_left:
                 continue

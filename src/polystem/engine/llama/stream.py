@@ -15,11 +15,14 @@ from polystem.engine.llama.wire import TOKENS, End, Event, Job
 
 
 class Stream:
-    """A running job. `prefill_left` counts prompt tokens without cells; `pending` is the last token drawn."""
+    """A job under way. `prefill_left` counts prompt tokens without cells; `pending` is the last token drawn.
+
+    While it is `paused` no step advances it.
+    """
 
     __slots__ = (
         "_arrived_s", "_cached", "_drawn", "_eog", "_first_token_s", "_pieces", "_shared", "_started", "_started_s",
-        "_text", "branch", "job", "pending", "prefill_left", "sampler",
+        "_text", "branch", "job", "paused", "pending", "prefill_left", "sampler",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +33,7 @@ class Stream:
         self.branch: Branch = attachment.branch
         self.prefill_left = len(job.tokens) - attachment.cached_tokens
         self.pending = -1
+        self.paused = False
         self.sampler = sampler
         self._text = StreamText(pieces, job.stop)
         self._pieces = pieces

@@ -75,6 +75,20 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The turn on a branch takes no part in steps until `Resume`. Without such a turn it does nothing."""
+
+    branch: BranchId
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The turn on a branch takes part in steps again."""
+
+    branch: BranchId
+
+
+@dataclass(frozen=True, slots=True)
 class SetBudget:
     """New bound on the prompt tokens of a step in which others decode."""
 
@@ -86,7 +100,7 @@ class Close:
     """End the loop."""
 
 
-Command: TypeAlias = Job | Cancel | Drop | SetBudget | Close
+Command: TypeAlias = Job | Cancel | Drop | Pause | Resume | SetBudget | Close
 
 
 class Snapshot(NamedTuple):
@@ -101,6 +115,7 @@ class Snapshot(NamedTuple):
     decoding: int
     prefilling: int
     waiting: int
+    paused: int
     prefill_backlog_tokens: int
     tokens_decoded: int
     tokens_prefilled: int

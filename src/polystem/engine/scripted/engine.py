@@ -140,7 +140,8 @@ class ScriptedEngine:
 
     def statistics(self) -> EngineStatistics:
         loop, cells = self._loop, self._loop.cells
-        opened = [job for job in loop.jobs if job.opened]
+        jobs = [job for job in loop.jobs if not job.paused]
+        opened = [job for job in jobs if job.opened]
         return EngineStatistics(
             state=self._state,
             boot=self._boot,
@@ -150,8 +151,9 @@ class ScriptedEngine:
             sequences_used=len(cells.branches),
             decoding=sum(job.prefilled for job in opened),
             prefilling=sum(not job.prefilled for job in opened),
-            waiting=len(loop.jobs) - len(opened),
-            prefill_backlog_tokens=sum(job.missing_tokens for job in loop.jobs),
+            waiting=len(jobs) - len(opened),
+            paused=len(loop.jobs) - len(jobs),
+            prefill_backlog_tokens=sum(job.missing_tokens for job in jobs),
             tokens_decoded=loop.tokens_decoded,
             tokens_prefilled=loop.tokens_prefilled,
             branch_tokens={branch: len(held.tokens) for branch, held in cells.branches.items()},
@@ -186,8 +188,7 @@ class ScriptedEngine:
         await self._prefill(tokens, placement)
 
     async def drop(self, branch: BranchId) -> None:
-        if not self._loop.runs_on(branch):
-            self._loop.cells.drop(branch)
+        self._loop.drop(branch)
 
     async def logits(self, tokens: Sequence[int], placement: Placement | None = None) -> Sequence[float]:
         place = placement or Placement(branch=self._spare_branch(), keep=False)
@@ -196,6 +197,12 @@ class ScriptedEngine:
             self._loop.cells.drop(place.branch)
         seed = int.from_bytes(hashlib.sha256(repr(tuple(tokens)).encode()).digest()[:8], "big")
         return [float(value) for value in np.random.default_rng(seed).normal(size=self.tokens.vocab_tokens)]
+
+    def pause(self, branch: BranchId) -> None:
+        self._loop.pause(branch, paused=True)
+
+    def resume(self, branch: BranchId) -> None:
+        self._loop.pause(branch, paused=False)
 
     def set_prefill_budget(self, tokens_per_step: int) -> None:
         if tokens_per_step < 1:

@@ -35,6 +35,7 @@ class Job:
     stops: StopFilter = field(default_factory=lambda: StopFilter(()))
     opened: bool = False
     ended: bool = False
+    paused: bool = False
     done_tokens: int = 0
     cached_tokens: int = 0
     shared_tokens: int = 0

@@ -1,7 +1,8 @@
 """The steps of a scripted engine: which jobs run, on which cells, and how each ends.
 
 A step decodes one token for every turn whose prompt is in the cache, opens what waits, then prefills what the budget
-allows; it then takes what `step_cost` says of the clock. Knows no boot: `on_death` hears of an answer that ends it.
+allows; it then takes what `step_cost` says of the clock. A paused job takes no part; where all are paused there are
+no steps. Knows no boot: `on_death` hears of an answer that ends it.
 Invariant: a job that fails frees its cells and takes no other with it.
 """
 
@@ -16,7 +17,7 @@ from polystem.engine.protocol import BranchId, StepSample
 from polystem.engine.scripted.cells import CellStore
 from polystem.engine.scripted.job import Job
 from polystem.engine.scripted.settings import ScriptedSettings, StepCost
-from polystem.errors import CellsExhausted, PolystemError, SequencesExhausted
+from polystem.errors import CellsExhausted, Conflict, PolystemError, SequencesExhausted
 from polystem.messages import Delta
 
 _KEPT_STEPS = 256
@@ -49,7 +50,7 @@ class StepLoop:
         """Steps for as long as there are jobs, then waits for the next; runs until cancelled."""
         while True:
             await self._work.wait()
-            if not self.jobs:
+            if all(job.paused for job in self.jobs):
                 self._work.clear()
                 continue
             await self._clock.sleep(self._step())
@@ -68,6 +69,19 @@ class StepLoop:
         self._end(job, None)
         if not keep:
             self.cells.drop(job.placement.branch)
+
+    def drop(self, branch: BranchId) -> None:
+        """Forgets a branch; a job on it ends with Conflict."""
+        for job in [job for job in self.jobs if job.placement.branch == branch]:
+            self._end(job, Conflict(f"branch {branch} was dropped while a turn ran on it; run the turn again"))
+        self.cells.drop(branch)
+
+    def pause(self, branch: BranchId, *, paused: bool) -> None:
+        """Takes the jobs on a branch out of the steps to come, or back into them."""
+        for job in self.jobs:
+            if job.placement.branch == branch:
+                job.paused = paused
+        self._work.set()
 
     def runs_on(self, branch: BranchId) -> bool:
         """Whether a job is at work, or queued, on this branch."""
@@ -98,16 +112,33 @@ class StepLoop:
     def _step(self) -> float:
         """Decodes, opens what waits, prefills; returns how long that took."""
         at_s = self._clock.now_s()
-        decoding = [job for job in self.jobs if job.prefilled]
+        running = self._running()
+        decoding = [job for job in running if job.prefilled]
         for job in decoding:
             if not job.ended:
                 self._decode(job)
-        self._open_waiting()
-        prefilled = self._prefill_step(len(decoding))
+        self._open_waiting(running)
+        prefilled = self._prefill_step(running, len(decoding))
         duration_s = self._step_cost(len(decoding), self.cells.used, prefilled) if self._step_cost else 0.0
         if decoding or prefilled:
             self.samples.append(StepSample(at_s, duration_s, len(decoding), self.cells.used, prefilled))
         return duration_s
+
+    def _running(self) -> list[Job]:
+        """The jobs of this step: those not paused.
+
+        Where each of them waits for room a pause serves nobody, and the oldest paused job that can go on joins them.
+        """
+        running = [job for job in self.jobs if not job.paused]
+        if any(self._can_go_on(job) for job in running):
+            return running
+        paused = next((job for job in self.jobs if job.paused and self._can_go_on(job)), None)
+        return running if paused is None else [*running, paused]
+
+    def _can_go_on(self, job: Job) -> bool:
+        if job.opened:
+            return job.prefilled or self.cells.free > 0
+        return job.placement.branch in self.cells.branches or self.cells.sequences_free > 0
 
     def _decode(self, job: Job) -> None:
         assert job.last_token is not None
@@ -148,9 +179,9 @@ class StepLoop:
             self.cells.drop(job.placement.branch)
         self._end(job, job.last_delta(self._clock.now_s()))
 
-    def _open_waiting(self) -> None:
-        for job in self.jobs:
-            if job.opened:
+    def _open_waiting(self, running: list[Job]) -> None:
+        for job in running:
+            if job.opened or job.ended:
                 continue
             if job.placement.branch not in self.cells.branches and not self.cells.sequences_free:
                 if not any(other.opened for other in self.jobs):
@@ -169,18 +200,18 @@ class StepLoop:
         job.opened = True
         job.opened_at = self._clock.now_s()
 
-    def _prefill_step(self, decoding: int) -> int:
+    def _prefill_step(self, running: list[Job], decoding: int) -> int:
         """Prefills fairly: each prompt gets an equal part of the budget, and what one leaves goes to the next."""
         left = self.budget_tokens if decoding else self._settings.prefill_chunk_tokens
         budget = left
-        pending = [job for job in self.jobs if job.opened and not job.prefilled]
+        pending = [job for job in running if job.opened and not job.ended and not job.prefilled]
         for place, job in enumerate(pending):
             if job.ended:
                 continue
             part = max(1, left // (len(pending) - place))
             left -= self._prefill_part(job, min(part, left))
             self._arrive(job)
-        for job in [job for job in self.jobs if job.opened and job.request is None]:
+        for job in [job for job in running if job.opened and job.request is None]:
             self._arrive(job)
         self.tokens_prefilled += budget - left
         return budget - left
