@@ -40,13 +40,14 @@ class Kalman:
     touches would else widen without end, and the first new load would throw the coefficients about.
     """
 
-    __slots__ = ("_cap", "covariance", "value")
+    __slots__ = ("_cap", "_last_score", "covariance", "value")
 
     def __init__(self, value: Sequence[float], covariance: Covariance, cap: Vector) -> None:
         v0, v1, v2, v3 = value
         self.value: Vector = (v0, v1, v2, v3)
         self.covariance = covariance
         self._cap = cap
+        self._last_score = 0.0
 
     def variances(self) -> Vector:
         p = self.covariance
@@ -55,8 +56,8 @@ class Kalman:
     def measure(self, features: Vector, innovation: float, noise: float, clip_sigma: float) -> float:
         """Learns that the measured value was off by `innovation`; `noise` is its variance.
 
-        An innovation beyond `clip_sigma` standard deviations counts as one at that bound: an outlier pulls a little,
-        never a lot. Returns the innovation in standard deviations, as it was before the clip.
+        Beyond `clip_sigma` standard deviations it counts as one at that bound if the measurement before was beyond it
+        on the same side, and not at all if it stands alone. Returns the innovation in standard deviations, unclipped.
         """
         h0, h1, h2, h3 = features
         p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
@@ -66,12 +67,14 @@ class Kalman:
         g3 = p03 * h0 + p13 * h1 + p23 * h2 + p33 * h3
         variance = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + noise
         score = innovation / sqrt(variance)
+        before, self._last_score = self._last_score, score
         if score > clip_sigma or score < -clip_sigma:
+            if not (before > clip_sigma if score > 0 else before < -clip_sigma):
+                return score
             innovation *= clip_sigma / abs(score)
         pull = innovation / variance
         v0, v1, v2, v3 = self.value
-        v0, v1, v2, v3 = v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull
-        self.value = (v0 if v0 > 0 else 0.0, v1 if v1 > 0 else 0.0, v2 if v2 > 0 else 0.0, v3 if v3 > 0 else 0.0)
+        v0, v1, v2, v3 = self.value = (v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull)
         k0, k1, k2, k3 = g0 / variance, g1 / variance, g2 / variance, g3 / variance
         self.covariance = (
             p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3,
@@ -79,7 +82,31 @@ class Kalman:
             p22 - k2 * g2, p23 - k2 * g3,
             p33 - k3 * g3,
         )  # fmt: skip
+        if v0 < 0 or v1 < 0 or v2 < 0 or v3 < 0:
+            self._lift()
         return score
+
+    def calm(self) -> None:
+        """What was far off so far has been accounted for; the next outlier stands alone."""
+        self._last_score = 0.0
+
+    def _lift(self) -> None:
+        """Moves to the likeliest value without a negative part.
+
+        A part that is lifted to 0 takes the others along as far as they are correlated. Set to 0 by itself it would
+        undo what was measured of the sum, at every step again, and its partner would never come down.
+        """
+        value = list(self.value)
+        for _ in range(4):
+            lowest = min(range(4), key=value.__getitem__)
+            if value[lowest] >= 0:
+                break
+            column = _column(self.covariance, lowest)
+            up = -value[lowest] / max(column[lowest], _LEAST_VARIANCE)
+            value = [each + up * along for each, along in zip(value, column, strict=True)]
+            value[lowest] = 0.0
+        v0, v1, v2, v3 = (max(each, 0.0) for each in value)
+        self.value = (v0, v1, v2, v3)
 
     def widen(self, together: float, each: float, least: float) -> None:
         """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by its own.
@@ -109,6 +136,12 @@ class Kalman:
         ):
             return
         self.covariance = _shrunk(p, cap)
+
+
+def _column(p: Covariance, at: int) -> Vector:
+    unit = [0.0, 0.0, 0.0, 0.0]
+    unit[at] = 1.0
+    return times_vector(p, (unit[0], unit[1], unit[2], unit[3]))
 
 
 def _shrunk(p: Covariance, cap: Vector) -> Covariance:

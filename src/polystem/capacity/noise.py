@@ -60,21 +60,23 @@ class BlockSpread:
     noise of one step over the root of their number.
     """
 
-    __slots__ = ("_block_s", "_excess_s", "_expected_s", "variance")
+    __slots__ = ("_block_s", "_block_steps", "_excess_s", "_expected_s", "_steps", "variance")
 
     _MEMORY = 1 / 16
     _MOST_EXCESS = 0.3
 
-    def __init__(self, block_s: float, deviation: float) -> None:
-        self._block_s = block_s
-        self._expected_s = self._excess_s = 0.0
+    def __init__(self, block_s: float, block_steps: int, deviation: float) -> None:
+        """A block lasts for both, whichever is longer."""
+        self._block_s, self._block_steps = block_s, block_steps
+        self.drop_block()
         self.variance = deviation * deviation
 
     def learn(self, expected_s: float, excess_s: float) -> None:
         """One step: what was predicted, and how much more it took (less where negative)."""
         self._expected_s += expected_s
         self._excess_s += excess_s
-        if self._expected_s < self._block_s:
+        self._steps += 1
+        if self._expected_s < self._block_s or self._steps < self._block_steps:
             return
         strayed = min(max(self._excess_s / self._expected_s, -self._MOST_EXCESS), self._MOST_EXCESS)
         self.variance += self._MEMORY * (strayed * strayed - self.variance)
@@ -83,3 +85,4 @@ class BlockSpread:
     def drop_block(self) -> None:
         """Forgets the block under way: what it holds was no noise."""
         self._expected_s = self._excess_s = 0.0
+        self._steps = 0

@@ -13,7 +13,7 @@ from math import isfinite, sqrt
 from typing import Literal
 
 from polystem.capacity.floor import Crowd, Demand, most_at_floor, most_that_hold, most_workers, share_under_floor
-from polystem.capacity.step_model import Fit, FitTimes, StepLoad
+from polystem.capacity.step_model import Fit, FitTimes, StepLoad, StepModelSettings
 from polystem.errors import ConfigError
 
 __all__ = ["Binding", "PlanCurve", "PlanLimits", "PlanPoint", "Shape", "plan"]
@@ -201,7 +201,7 @@ class PlanCurve:
 
     @cached_property
     def _times(self) -> FitTimes:
-        return FitTimes(self.fit, upper_z=self.limits.upper_z)
+        return FitTimes(self.fit, StepModelSettings(upper_z=self.limits.upper_z))
 
     def _lets_in(self, workers: int, floor_tps: float, crowd: Crowd) -> bool:
         share = share_under_floor(workers, floor_tps, self.shape.demand, self._times, crowd)

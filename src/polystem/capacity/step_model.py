@@ -25,6 +25,8 @@ _UNITS: Vector = (1.0, 8.0, 4096.0, 128.0)
 _PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 _LEAST_TEMPO_S = 1e-6
 _RECENT = 16
+_FIRST = 40
+"""Steps of a boot in which a change of tempo is believed at once: the fit may be of another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class StepModelSettings:
 
     Args:
         upper_z: standard deviations between `mean_s` and `upper_s`; 1.64 is exceeded by one in twenty.
-        rate_over_s: a rate is judged over so long; the upper bound holds for the mean step of that time.
+        rate_over_s: a rate is judged over so long, but over rate_over_steps at least; the upper bound holds for the
+            mean step of that time.
         walk_together: relative deviation by which all coefficients drift together in a second (tempo of the machine).
         walk_each: the same for each by itself (fragmented cells, other kernels).
         clip_sigma: an innovation beyond this many deviations counts as one at this bound.
@@ -145,8 +148,9 @@ class StepModelSettings:
 
     upper_z: float = 1.64
     rate_over_s: float = 1.0
-    walk_together: float = 0.02
-    walk_each: float = 0.01
+    rate_over_steps: int = 16
+    walk_together: float = 0.01
+    walk_each: float = 0.003
     clip_sigma: float = 5.0
     change_least_s: float = 0.25
     start_together: float = 0.3
@@ -155,13 +159,13 @@ class StepModelSettings:
 
     def __post_init__(self) -> None:
         for name in (
-            *("upper_z", "rate_over_s", "walk_together", "walk_each", "clip_sigma"),
+            *("upper_z", "rate_over_s", "rate_over_steps", "walk_together", "walk_each", "clip_sigma"),
             *("change_least_s", "start_together", "start_each", "floor_margin"),
         ):
             value: float = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} is {value!r}, the least is 0", hint=f"raise {name}")
-        for name in ("rate_over_s", "clip_sigma", "floor_margin"):
+        for name in ("rate_over_s", "rate_over_steps", "clip_sigma", "floor_margin"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{name} is 0, it must be above", hint=f"raise {name}")
         if self.floor_margin > 1:
@@ -186,8 +190,8 @@ class StepModel:
         self._tempo_s = max(fit.mean_s(StepLoad(8, 4096)), _LEAST_TEMPO_S)
         self._kalman = _filter_from(fit, self._tempo_s, settings)
         self._noise = StepNoise(fit.noise or 0.1)
-        self._spread = BlockSpread(settings.rate_over_s, 0.03)
-        self._watch = TempoWatch(settings.change_least_s)
+        self._spread = BlockSpread(settings.rate_over_s, settings.rate_over_steps, 0.03)
+        self._watch = TempoWatch()
         self._recent: deque[tuple[Vector, float]] = deque(maxlen=_RECENT)
         self._samples = 0
         self._last_at: float | None = None
@@ -259,7 +263,7 @@ class StepModel:
         self._samples += 1
         clip = settings.clip_sigma * sqrt(noise)
         self._spread.learn(mean_s, mean_s * min(max(ratio - 1.0, -clip), clip))
-        run = self._watch.changed(score, duration_s)
+        run = self._watch.changed(score, duration_s, settings.change_least_s if self._samples > _FIRST else 0.0)
         if run:
             self._change_tempo(run)
 
@@ -295,7 +299,8 @@ class StepModel:
         factor = median(each_s / (self._units(features) * self._tempo_s) for features, each_s in recent)
         self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
         doubt = min(abs(factor - 1.0), 1.0)
-        self._kalman.widen((0.3 * doubt + 0.05) ** 2, (0.3 * doubt) ** 2, 0.05)
+        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (0.2 * doubt) ** 2, 0.05)
+        self._kalman.calm()
         self._watch.reset()
         self._spread.drop_block()
 
@@ -303,21 +308,21 @@ class StepModel:
 class FitTimes:
     """Step times from a fit that is not being taught: for planning, without an engine."""
 
-    def __init__(self, fit: Fit, *, upper_z: float = 1.64, rate_over_s: float = 1.0) -> None:
+    def __init__(self, fit: Fit, settings: StepModelSettings | None = None) -> None:
         self._fit = fit
         self._covariance = fit.covariance()
-        self._upper_z = upper_z
-        self._rate_over_s = rate_over_s
+        self._settings = settings or StepModelSettings()
 
     def mean_s(self, load: StepLoad) -> float:
         return max(self._fit.mean_s(load), _LEAST_TEMPO_S)
 
     def upper_s(self, load: StepLoad) -> float:
-        """The bound for a mean over `rate_over_s`, steps taken as independent of each other."""
+        """The bound for the mean over which a rate is judged, steps taken as independent of each other."""
         mean_s = self.mean_s(load)
-        spread = self._fit.noise**2 * min(1.0, mean_s / self._rate_over_s)
+        settings = self._settings
+        spread = self._fit.noise**2 * min(mean_s / settings.rate_over_s, 1 / settings.rate_over_steps)
         features = (1.0, float(load.decoding), float(load.cells_read), float(load.prefill_tokens))
-        return max(_upper(self._fit.coefficients, self._covariance, features, spread, self._upper_z), mean_s)
+        return max(_upper(self._fit.coefficients, self._covariance, features, spread, settings.upper_z), mean_s)
 
 
 def _features(load: StepLoad) -> Vector:

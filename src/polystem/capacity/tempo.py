@@ -17,10 +17,9 @@ _THRESHOLD = 12.0
 class TempoWatch:
     """Adds up scores on either side of the prediction; `run` counts the steps of the side that was told of."""
 
-    __slots__ = ("_above", "_above_s", "_above_steps", "_below", "_below_s", "_below_steps", "_least_run_s")
+    __slots__ = ("_above", "_above_s", "_above_steps", "_below", "_below_s", "_below_steps")
 
-    def __init__(self, least_run_s: float) -> None:
-        self._least_run_s = least_run_s
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -28,7 +27,7 @@ class TempoWatch:
         self._above_s = self._below_s = 0.0
         self._above_steps = self._below_steps = 0
 
-    def changed(self, score: float, duration_s: float) -> int:
+    def changed(self, score: float, duration_s: float, least_run_s: float) -> int:
         """Takes one step in. Returns for how many steps a change has lasted that is now certain, or 0."""
         if score > _CLIP:
             score = _CLIP
@@ -39,7 +38,7 @@ class TempoWatch:
             self._above = above
             self._above_steps += 1
             self._above_s += duration_s
-            if above > _THRESHOLD and self._above_s >= self._least_run_s:
+            if above > _THRESHOLD and self._above_s >= least_run_s:
                 return self._above_steps
         elif self._above_steps:
             self._above = self._above_s = 0.0
@@ -49,7 +48,7 @@ class TempoWatch:
             self._below = below
             self._below_steps += 1
             self._below_s += duration_s
-            if below > _THRESHOLD and self._below_s >= self._least_run_s:
+            if below > _THRESHOLD and self._below_s >= least_run_s:
                 return self._below_steps
         elif self._below_steps:
             self._below = self._below_s = 0.0
