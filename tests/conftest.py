@@ -24,9 +24,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def user_without_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Engines use what `polystem tune` kept for this user; tests must not depend on that."""
+    """Engines use what `polystem tune` and earlier servers kept for this user; tests must not depend on that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 

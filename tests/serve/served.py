@@ -13,7 +13,8 @@ from anyio.lowlevel import checkpoint
 from fastapi import FastAPI
 
 from polystem.clock import Clock, SystemClock
-from polystem.engine.scripted import Answer, ScriptedEngine, ScriptedSettings, StepCost
+from polystem.engine.scripted import Answer, Script, ScriptedEngine, ScriptedSettings, StepCost
+from polystem.engine.scripted.answer import spoken
 from polystem.fleet import Fleet, FleetSettings
 from polystem.serve import ServeSettings, build_app
 
@@ -44,12 +45,13 @@ async def serving(
     settings: ServeSettings = SERVE,
     clock: Clock | None = None,
     step_cost: StepCost | None = None,
+    script: Script = spoken,
     started: bool = True,
     headers: Sequence[tuple[str, str]] = (),
 ) -> AsyncGenerator[Served, None]:
-    """An app over a scripted engine that gives `answers`, and all that a test wants to look at."""
+    """An app over a scripted engine that gives `answers` and then what `script` says, and all a test looks at."""
     clock = clock or SystemClock()
-    scripted = ScriptedEngine(engine, clock=clock, answers=answers, step_cost=step_cost)
+    scripted = ScriptedEngine(engine, clock=clock, answers=answers, script=script, step_cost=step_cost)
     running = Fleet(scripted, clock=clock, settings=fleet)
     app = build_app(running, settings, clock=clock)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

@@ -193,6 +193,13 @@ def test_messages_keep_their_text_byte_for_byte() -> None:
     )
 
 
+def test_a_floor_and_patience_reach_the_request_and_may_be_left_out() -> None:
+    asked = request_of(floor_tps=12, admit_wait_s=0)
+    assert (asked.floor_tps, asked.admit_wait_s) == (12.0, 0.0)
+    plain = request_of()
+    assert (plain.floor_tps, plain.admit_wait_s, plain.tenant) == (None, None, "default")
+
+
 def test_minus_one_is_no_pool_and_zero_is_one() -> None:
     assert request_of(pool_id=-1).pool_id is None
     assert request_of(pool_id=0).pool_id == 0

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from polystem.engine.scripted import Answer
+from polystem.messages import Prompt, Request
 from polystem.serve import ServeSettings
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import serving
@@ -15,6 +16,7 @@ from tests.serve.served import serving
 pytestmark = pytest.mark.anyio
 
 KEYS = ServeSettings(api_keys=("first-key", "zweiter-schlüssel"))
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 SMALL = ServeSettings(max_body_bytes=1024)
 
 
@@ -43,6 +45,31 @@ async def test_each_of_several_keys_opens() -> None:
     async with serving(settings=KEYS) as served:
         headers = {b"authorization": "Bearer zweiter-schlüssel".encode()}
         assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def tenants_of(settings: ServeSettings, *keys: str) -> list[str]:
+    """On whose account a request of each key runs, as the engine gets it."""
+    seen: list[str] = []
+
+    def note(request: Request, _prompt: Prompt) -> Answer:
+        seen.append(request.tenant)
+        return Answer("Hi")
+
+    async with serving(script=note, settings=settings) as served:
+        for key in keys:
+            headers = {b"authorization": f"Bearer {key}".encode()} if key else None
+            for path, what in (("chat/completions", CHAT), ("completions", {"prompt": "Hi"})):
+                response = await served.client.post(f"/v1/{path}", json=what, headers=headers)
+                assert response.status_code == 200
+    return seen
+
+
+async def test_a_key_is_known_inside_by_its_place_and_never_by_itself() -> None:
+    assert await tenants_of(KEYS, "first-key", "zweiter-schlüssel") == ["key-1", "key-1", "key-2", "key-2"]
+
+
+async def test_without_keys_all_are_one_tenant_whatever_they_send() -> None:
+    assert await tenants_of(ServeSettings(), "", "a-key") == ["default"] * 4
 
 
 async def test_an_announced_body_over_the_limit_is_413() -> None:

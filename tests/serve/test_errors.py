@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from polystem import errors
-from polystem.errors import EngineRestarting, PolystemError, PoolNotFound, Saturated, Unauthorized
+from polystem.errors import (
+    AdmissionRefused,
+    CellsExhausted,
+    EngineLost,
+    EngineRestarting,
+    PolystemError,
+    PoolNotFound,
+    Saturated,
+    SequencesExhausted,
+    Unauthorized,
+)
 from polystem.serve.errors import STATUS_OF, error_body, error_headers, status_of
 
 
@@ -69,9 +79,48 @@ def test_a_503_has_a_reason_and_a_hint_is_told() -> None:
     assert error_body(PolystemError("no", hint="do that"))["error"]["hint"] == "do that"
 
 
-@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, "1"), (1.0, "1"), (1.01, "2"), (60.0, "60")])
-def test_retry_after_is_whole_seconds_and_never_early(retry_after_s: float, told: str) -> None:
-    assert error_headers(Saturated("full", retry_after_s=retry_after_s)) == {"retry-after": told}
+@pytest.mark.parametrize(
+    ("retry_after_s", "told_s", "told_ms"),
+    [
+        (-1.0, "1", "1"),
+        (0.0, "1", "1"),
+        (0.0401, "1", "41"),
+        (1.0, "1", "1000"),
+        (1.01, "2", "1010"),
+        (60.0, "60", "60000"),
+        (900.0, "120", "120000"),
+    ],
+)
+def test_retry_after_is_whole_seconds_never_early_and_never_beyond_what_clients_obey(
+    retry_after_s: float, told_s: str, told_ms: str
+) -> None:
+    headers = error_headers(Saturated("full", retry_after_s=retry_after_s))
+    assert headers == {"retry-after": told_s, "retry-after-ms": told_ms}
+
+
+def test_a_503_tells_whole_seconds_alone() -> None:
+    assert error_headers(EngineLost("no build")) == {"retry-after": "60"}
+
+
+def test_a_refused_worker_is_told_why_its_place_and_when_to_come_back() -> None:
+    body = error_body(AdmissionRefused(reason="floor", retry_after_s=4.25, place=3, floor_tps=15.0, pool_id=2))
+    error = body["error"]
+    assert body["reason"] == error["reason"] == "floor"
+    assert (error["code"], error["type"], error["param"]) == (429, "rate_limit_error", None)
+    assert (error["place"], error["retry_after_s"]) == (3, 4.25)
+    assert error["message"].startswith("pool 2 admission rejected: floor")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (CellsExhausted(needed_cells=9, free_cells=1, total_cells=8), "kv headroom exhausted"),
+        (SequencesExhausted(limit=4), "seats"),
+    ],
+)
+def test_a_full_cache_says_so_in_the_gates_words_and_keeps_no_place(error: Saturated, reason: str) -> None:
+    body = error_body(error)
+    assert (body["reason"], body["error"]["reason"], body["error"]["place"]) == (reason, reason, None)
 
 
 def test_a_401_says_how_to_authenticate() -> None:

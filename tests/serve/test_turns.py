@@ -54,8 +54,10 @@ async def test_a_refusal_before_the_first_token_is_a_plain_http_error() -> None:
 async def test_a_saturated_engine_is_429_with_retry_after() -> None:
     async with serving(Answer(error=Saturated("full", retry_after_s=2.2))) as served:
         response = await served.chat()
+        assert await metric(served, 'polystem_turns_total{outcome="refused"}') == 1
     assert response.status_code == 429
     assert response.headers["retry-after"] == "3"
+    assert response.headers["retry-after-ms"] == "2200"
 
 
 async def test_an_engine_that_dies_under_a_whole_answer_is_503_with_a_reason() -> None:

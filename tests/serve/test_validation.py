@@ -27,6 +27,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": True}, "Field 'n': type must be number, but is boolean", "n"),
     ({"max_tokens": 1.5}, "Field 'max_tokens': must be a whole number, but is 1.5", "max_tokens"),
     ({"temperature": 3}, "Field 'temperature': must be less than or equal to 2, but is 3", "temperature"),
+    ({"floor_tps": 0}, "Field 'floor_tps': must be greater than 0, but is 0", "floor_tps"),
+    ({"floor_tps": "15"}, "Field 'floor_tps': type must be number, but is string", "floor_tps"),
+    ({"admit_wait_s": -1}, "Field 'admit_wait_s': must be greater than or equal to 0, but is -1", "admit_wait_s"),
+    (
+        {"admit_wait_s": 600},
+        "Field 'admit_wait_s': 600 is not below the 600 s that one request may take; "
+        "wait less, and ask again with the same session_id: its place is kept",
+        "admit_wait_s",
+    ),
     ({"temperatur": 1}, "Unknown field 'temperatur'; did you mean 'temperature'?", "temperatur"),
     ({"qqqq": 1}, "Unknown field 'qqqq'; leave it out", "qqqq"),
     ({"store": True}, "Field 'store': must be false, but is true", "store"),

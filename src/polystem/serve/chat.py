@@ -13,7 +13,7 @@ from pydantic import Field
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest, UnsupportedField
 from polystem.messages import Message, Request, Role, Tool, ToolCall, ToolChoice
-from polystem.serve.fields import TOKEN_ID_MAX, TOP_LOGPROBS_MAX, Body, GenerationBody, OnlyFalse
+from polystem.serve.fields import NO_KEY_TENANT, TOKEN_ID_MAX, TOP_LOGPROBS_MAX, Body, GenerationBody, OnlyFalse
 
 TOOLS_MAX = 128
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
@@ -129,7 +129,7 @@ class TemplateBody(ChatBody):
     add_generation_prompt: bool | None = Field(default=None, description="false leaves out the opening of the answer")
 
 
-def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo) -> Request:
+def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo, tenant: str = NO_KEY_TENANT) -> Request:
     """The request that a chat body asks for. Raises BadRequest where its fields contradict each other."""
     body.check_stream_options()
     tools = tools_of(body.tools)
@@ -147,6 +147,9 @@ def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo) -> Req
         template_args=template_args_of(body, info),
         session_id=body.session_id,
         pool_id=pool_id_of(body.pool_id),
+        tenant=tenant,
+        floor_tps=body.floor_tps,
+        admit_wait_s=body.admit_wait_s,
     )
 
 

@@ -10,7 +10,7 @@ from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest
 from polystem.messages import Request
 from polystem.serve.chat import pool_id_of
-from polystem.serve.fields import TOP_LOGPROBS_MAX, GenerationBody, OnlyFalse, TokenId, check_tokens
+from polystem.serve.fields import NO_KEY_TENANT, TOP_LOGPROBS_MAX, GenerationBody, OnlyFalse, TokenId, check_tokens
 
 ONE_ITEM: dict[str, JsonValue] = {"minItems": 1, "maxItems": 1}
 PromptTokens = Annotated[list[TokenId], Field(json_schema_extra={"minItems": 1})]
@@ -42,7 +42,9 @@ class CompletionBody(GenerationBody):
         return first if isinstance(first, str) else tuple(first)
 
 
-def request_of_completion(body: CompletionBody, *, request_id: str, info: EngineInfo) -> Request:
+def request_of_completion(
+    body: CompletionBody, *, request_id: str, info: EngineInfo, tenant: str = NO_KEY_TENANT
+) -> Request:
     """The request that a completion body asks for. Raises BadRequest where its fields contradict each other."""
     body.check_stream_options()
     prompt = body.text_or_tokens()
@@ -58,4 +60,7 @@ def request_of_completion(body: CompletionBody, *, request_id: str, info: Engine
         ignore_eos=bool(body.ignore_eos),
         session_id=body.session_id,
         pool_id=pool_id_of(body.pool_id),
+        tenant=tenant,
+        floor_tps=body.floor_tps,
+        admit_wait_s=body.admit_wait_s,
     )

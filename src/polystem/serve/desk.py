@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from polystem.clock import Clock
 from polystem.engine.protocol import EngineInfo
-from polystem.errors import ModelNotFound
+from polystem.errors import BadRequest, ModelNotFound
 from polystem.fleet import Fleet
 from polystem.serve.bounded import run_bounded
 from polystem.serve.metrics import Metrics
@@ -37,6 +37,16 @@ class Desk:
         if model is not None and model != info.model and model not in self.settings.model_aliases:
             raise ModelNotFound(model, info.model)
         return info
+
+    def check_wait(self, admit_wait_s: float | None) -> None:
+        """Raises BadRequest for a wait that the request's time limit would cut short."""
+        limit_s = self.settings.request_timeout_s
+        if admit_wait_s is not None and admit_wait_s >= limit_s:
+            raise BadRequest(
+                f"Field 'admit_wait_s': {admit_wait_s:g} is not below the {limit_s:g} s that one request may take; "
+                "wait less, and ask again with the same session_id: its place is kept",
+                param="admit_wait_s",
+            )
 
     def new_id(self, kind: str) -> str:
         return f"{kind}-{secrets.token_hex(12)}"

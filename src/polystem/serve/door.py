@@ -1,6 +1,7 @@
 """The door of the app, before any route: who may come in, how much they may bring, and a count of what was answered.
 
-Pure ASGI: one wrapper around `send` and one around `receive`, nothing that buffers a stream.
+Pure ASGI: one wrapper around `send` and one around `receive`, nothing that buffers a stream. Behind the door a key is
+known by its place among the keys only: what a tenant is called is logged, told and kept, and must give nothing away.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polystem.errors import BodyTooLarge, Draining, PolystemError, Unauthorized
 from polystem.serve.errors import CLIENT_LEFT_STATUS, error_response, status_of
+from polystem.serve.fields import NO_KEY_TENANT
 from polystem.serve.metrics import Metrics
 from polystem.serve.settings import ServeSettings
 
 OPEN_PATHS = frozenset({"/health"})
+TENANT = "polystem.tenant"
 
 
 class Door:
@@ -52,25 +55,30 @@ class Door:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
-        refusal = self._refusal(scope["path"], headers)
+        tenant = self._tenant_of(headers.get(b"authorization", b""))
+        scope[TENANT] = tenant or NO_KEY_TENANT
+        refusal = self._refusal(scope["path"], headers, known=tenant is not None)
         if refusal is not None:
             await error_response(refusal)(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> PolystemError | None:
-        if self._keys and path not in OPEN_PATHS and not self._knows(headers.get(b"authorization", b"")):
+    def _refusal(self, path: str, headers: dict[bytes, bytes], *, known: bool) -> PolystemError | None:
+        if self._keys and path not in OPEN_PATHS and not known:
             return Unauthorized("no valid API key; send 'Authorization: Bearer KEY'")
         announced = headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > self._limit_bytes:
             return BodyTooLarge(limit_bytes=self._limit_bytes)
         return None
 
-    def _knows(self, authorization: bytes) -> bool:
-        """Compares with every key, in a time that does not depend on where they differ."""
+    def _tenant_of(self, authorization: bytes) -> str | None:
+        """Who sends this key, `key-1` for the first; None where it is none of ours.
+
+        Compares with every key, in a time that does not depend on where they differ.
+        """
         scheme, _, key = authorization.partition(b" ")
         known = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return scheme.lower() == b"bearer" and any(known)
+        return f"key-{known.index(True) + 1}" if scheme.lower() == b"bearer" and any(known) else None
 
     def _bounded(self, receive: Receive) -> Receive:
         """Counts the bytes of a body whose length was not announced, or announced wrongly."""
@@ -86,6 +94,11 @@ class Door:
             return message
 
         return bounded_receive
+
+
+def tenant_of(scope: Scope) -> str:
+    """Whose request this is: all who share a key are one tenant, and without keys everybody is."""
+    return str(scope[TENANT])
 
 
 def route_of(scope: Scope) -> str:

@@ -3,7 +3,8 @@
     {"error": {"message": ..., "type": ..., "param": ..., "code": status}}
 
 `code` always equals the HTTP status and agrees with `type`, also in an error event inside a stream, where no other
-status is left to read. A 429 and a 503 carry Retry-After in whole seconds; a 503 has a `reason` beside `error`.
+status is left to read. A 429 and a 503 carry Retry-After, in whole seconds, and have a `reason` beside `error`; a 429
+carries retry-after-ms too, and says in `error` why, how long to wait, and the place that is kept in the queue.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from polystem.errors import (
+    AdmissionRefused,
     BadRequest,
     BodyTooLarge,
+    CellsExhausted,
     Conflict,
     ContextOverflow,
     NotFound,
     PolystemError,
     RequestTimeout,
     Saturated,
+    SequencesExhausted,
     SetupError,
     Unauthorized,
     Unavailable,
@@ -51,6 +55,8 @@ STATUS_OF: Mapping[type[PolystemError], tuple[int, str]] = {
     Unavailable: (503, "unavailable_error"),
     RequestTimeout: (504, "timeout_error"),
 }
+RETRY_AFTER_MAX_S = 120
+"""The openai package does not retry at all where it is told to wait longer."""
 CLIENT_LEFT_STATUS = 499
 HTTP_TYPE_OF: Mapping[int, str] = {404: "not_found_error", 405: "method_not_allowed_error"}
 
@@ -67,15 +73,38 @@ def error_body(error: PolystemError) -> dict[str, Any]:
     if error.hint:
         told["hint"] = error.hint
     body: dict[str, Any] = {"error": told}
-    if isinstance(error, Unavailable):
-        body["reason"] = error.reason
-    return body
+    if isinstance(error, Saturated):
+        told |= _saturation_of(error)
+    reason = error.reason if isinstance(error, Unavailable) else told.get("reason")
+    return body if reason is None else body | {"reason": reason}
+
+
+def _saturation_of(error: Saturated) -> dict[str, Any]:
+    """Why there is no room, the place that is kept (null: none), and when to ask again."""
+    retry_after_s = round(_retry_after_s(error), 3)
+    match error:
+        case AdmissionRefused(reason=reason, place=place):
+            return {"reason": reason, "place": place, "retry_after_s": retry_after_s}
+        case CellsExhausted():
+            return {"reason": "kv headroom exhausted", "place": None, "retry_after_s": retry_after_s}
+        case SequencesExhausted():
+            return {"reason": "seats", "place": None, "retry_after_s": retry_after_s}
+        case _:
+            return {"retry_after_s": retry_after_s}
+
+
+def _retry_after_s(error: Saturated | Unavailable) -> float:
+    return min(max(0.0, error.retry_after_s), RETRY_AFTER_MAX_S)
 
 
 def error_headers(error: PolystemError) -> dict[str, str]:
-    """The headers that go with `error`."""
+    """The headers that go with `error`; Retry-After is rounded up, so that nobody comes too early."""
     if isinstance(error, Saturated | Unavailable):
-        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        retry_after_s = _retry_after_s(error)
+        headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+        if isinstance(error, Saturated):
+            headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
+        return headers
     if isinstance(error, Unauthorized):
         return {"www-authenticate": "Bearer"}
     return {}

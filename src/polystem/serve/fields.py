@@ -17,9 +17,14 @@ TOP_LOGPROBS_MAX = 20
 INT64_MAX = 2**63 - 1
 TOKEN_ID_MAX = 2**31 - 1
 TOKEN_ID_DIGITS_MAX = len(str(TOKEN_ID_MAX))
+FLOOR_TPS_MAX = 1e6
+NO_KEY_TENANT = "default"
+SECONDS_MAX = 86400.0
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
+FloorTps = Annotated[float, Field(gt=0, le=FLOOR_TPS_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 StopText = Annotated[str, Field(min_length=1)]
 
 
@@ -98,6 +103,8 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = Field(default=None, description="only with stream: true")
     session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
     pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
+    floor_tps: FloorTps | None = Field(default=None, description="tokens/s to keep; the server's floor or more")
+    admit_wait_s: Seconds | None = Field(default=None, description="longest wait to be let in; 0 answers 429 at once")
     response_format: AnyFormat | None = None
     return_token_ids: bool | None = Field(default=None, description="an extension: token ids beside the text")
     user: str | None = Field(default=None, description="no effect")

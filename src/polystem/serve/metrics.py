@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from polystem.clock import Clock
+from polystem.errors import Saturated
 from polystem.fleet import Fleet, FleetStatistics
 from polystem.messages import Delta
 
@@ -26,7 +27,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetGauges(fleet))
         self._requests = self._counter("polystem_http_requests", "HTTP requests answered.", ("route", "status"))
-        self.turns = self._counter("polystem_turns", "Turns, by how they ended: finished, left, failed.", ("outcome",))
+        self.turns = self._counter(
+            "polystem_turns", "Turns, by how they ended: finished, left, refused, failed.", ("outcome",)
+        )
         self.tokens = self._counter("polystem_turn_tokens", "Tokens of finished turns, by kind.", ("kind",))
         self.first_token_s = self._histogram("polystem_first_token_seconds", "From a request to its first token.")
         self.turn_s = self._histogram("polystem_turn_seconds", "From a request to the end of its turn.")
@@ -77,8 +80,9 @@ class TurnMeter:
     def left(self) -> None:
         self._ended("left")
 
-    def failed(self) -> None:
-        self._ended("failed")
+    def raised(self, error: Exception) -> None:
+        """A turn that was not let in is refused: nothing is wrong with it, and it may come again."""
+        self._ended("refused" if self._waits and isinstance(error, Saturated) else "failed")
 
     def _ended(self, outcome: str) -> None:
         self._metrics.turns.labels(outcome).inc()

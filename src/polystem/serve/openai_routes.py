@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from polystem.engine.protocol import EngineInfo
@@ -14,6 +15,7 @@ from polystem.serve.chat import ChatBody, request_of_chat
 from polystem.serve.completion import CompletionBody, request_of_completion
 from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
+from polystem.serve.door import tenant_of
 from polystem.serve.errors import json_response
 from polystem.serve.events import ChatEvents, CompletionEvents
 from polystem.serve.fields import GenerationBody
@@ -40,17 +42,21 @@ def openai_routes(desk: Desk) -> APIRouter:
         return json_response(model_object(desk, desk.info_for(model)))
 
     @router.post("/chat/completions", responses=describes(ChatCompletion, stream=True) | RUN_ERRORS)
-    async def chat_completions(body: ChatBody) -> Response:
+    async def chat_completions(body: ChatBody, http: HttpRequest) -> Response:
         """The model's answer to a conversation, whole or as a stream of events."""
         info = desk.info_for(body.model)
-        request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info)
+        desk.check_wait(body.admit_wait_s)
+        tenant = tenant_of(http.scope)
+        request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info, tenant=tenant)
         return turn_of(desk, body, request, info, events=ChatEvents, answer=ChatAnswer)
 
     @router.post("/completions", responses=describes(TextCompletion, stream=True) | RUN_ERRORS)
-    async def completions(body: CompletionBody) -> Response:
+    async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         """How the model goes on from a text or from tokens, whole or as a stream of events."""
         info = desk.info_for(body.model)
-        request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info)
+        desk.check_wait(body.admit_wait_s)
+        tenant = tenant_of(http.scope)
+        request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info, tenant=tenant)
         return turn_of(desk, body, request, info, events=CompletionEvents, answer=CompletionAnswer)
 
     return router

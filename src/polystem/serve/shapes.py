@@ -22,11 +22,14 @@ class ErrorFacts(Shape):
     param: str | None
     code: int = Field(description="the HTTP status")
     hint: str | None = None
+    reason: str | None = Field(default=None, description="with 429: floor, burst, kv headroom exhausted, seats, ...")
+    place: int | None = Field(default=None, description="with 429: how many are ahead; null where no place is kept")
+    retry_after_s: float | None = Field(default=None, description="with 429")
 
 
 class ErrorAnswer(Shape):
     error: ErrorFacts
-    reason: str | None = Field(default=None, description="with 503: engine_starting, engine_restarting, ...")
+    reason: str | None = Field(default=None, description="with 429 and 503: why; docs/api.md lists them")
 
 
 class PromptTokensDetails(Shape):

@@ -57,8 +57,8 @@ class WholeTurn(Response):
         except ClientLeft:
             meter.left()
             return
-        except Exception:
-            meter.failed()
+        except Exception as exc:
+            meter.raised(exc)
             raise
         await json_response(body, headers={ID_HEADER: self._request.id})(scope, receive, send)
 
@@ -90,7 +90,7 @@ class StreamedTurn(Response):
         except ClientLeft:
             meter.left()
         except Exception as exc:
-            meter.failed()
+            meter.raised(exc)
             if not stream.is_open:
                 raise
             if not isinstance(exc, PolystemError):
