@@ -19,6 +19,9 @@ from itertools import count
 
 __all__ = ["FairQueue", "Place"]
 
+UNKNOWN_COST_TOKENS = 256
+"""What a worker is taken to be served before any has ended."""
+
 LINES_REMEMBERED = 1024
 """Tenants without a place whose counters are kept before those that a lift would level anyway are forgotten."""
 
@@ -61,7 +64,7 @@ class FairQueue:
     """
 
     def __init__(self, *, place_kept_s: float, due_grace_s: float) -> None:
-        self.cost_tokens = 1
+        self.cost_tokens = UNKNOWN_COST_TOKENS
         self._place_kept_s = place_kept_s
         self._due_grace_s = due_grace_s
         self._order = count()

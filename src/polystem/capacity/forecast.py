@@ -1,0 +1,115 @@
+"""What the model says of loads that are not there yet, worked out once for each observation.
+
+Everything is a function of the last `refresh`: between two of them answers do not change, and asking twice is cheap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_under_floor
+from polystem.capacity.step_model import StepLoad
+
+__all__ = ["Forecast", "Outside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What is in a step besides the workers: cells read, others' streams, the part that goes to prompts."""
+
+    cells_read: int = 0
+    foreign: int = 0
+    prefill_share: float = 0.0
+
+
+class Forecast:
+    """Predictions for any number of workers, with as many cells more than now as their growth and newcomers bring."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._demand = Demand(think_s=0.0, turn_tokens=1.0)
+        self._outside = Outside()
+        self._steps: dict[int, _Steps] = {}
+        self._shares: dict[tuple[int, float, int], float] = {}
+
+    def refresh(self, demand: Demand, outside: Outside) -> None:
+        """From now on, answers are for this demand and surroundings, and the model as it is now."""
+        self._demand, self._outside = demand, outside
+        self._steps.clear()
+        self._shares.clear()
+
+    @property
+    def demand(self) -> Demand:
+        return self._demand
+
+    @property
+    def outside(self) -> Outside:
+        return self._outside
+
+    def share_under(self, workers: int, floor_tps: float, extra_cells: int = 0) -> float:
+        """U(N): the predicted share of stream time under the floor with so many workers."""
+        crowd = self._crowd(extra_cells)
+        key = (workers, floor_tps, crowd.cells_read)
+        known = self._shares.get(key)
+        if known is None:
+            times = self._times_at(crowd.cells_read)
+            known = self._shares[key] = share_under_floor(workers, floor_tps, self._demand, times, crowd)
+        return known
+
+    def longest_s(self, streams: int, extra_cells: int = 0) -> float:
+        """tau+: a step with so many of our streams at once, for certain."""
+        crowd = self._crowd(extra_cells)
+        return self._times_at(crowd.cells_read).upper_s(crowd.load(streams))
+
+    def mean_s(self, streams: int, extra_cells: int = 0) -> float:
+        """tau: a step with so many of our streams."""
+        crowd = self._crowd(extra_cells)
+        return self._times_at(crowd.cells_read).mean_s(crowd.load(streams))
+
+    def most_streams(self, floor_tps: float, limit: int) -> int:
+        """k*: how many streams of ours may decode at once."""
+        crowd = self._crowd(0)
+        return most_at_floor(floor_tps, self._times_at(crowd.cells_read), crowd, limit)
+
+    def idle_share(self, workers: int) -> float:
+        """The predicted share of time in which no stream of ours decodes."""
+        crowd = self._crowd(0)
+        return decoding_shares(workers, self._demand, self._times_at(crowd.cells_read), crowd)[0]
+
+    def _crowd(self, extra_cells: int) -> Crowd:
+        outside = self._outside
+        cells = _rounded(outside.cells_read + extra_cells)
+        return Crowd(cells_read=cells, foreign=outside.foreign, prefill_share=outside.prefill_share)
+
+    def _times_at(self, cells_read: int) -> _Steps:
+        steps = self._steps.get(cells_read)
+        if steps is None:
+            steps = self._steps[cells_read] = _Steps(self._times)
+        return steps
+
+
+class _Steps:
+    """The model at one number of cells, each load asked once."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._means: dict[int, float] = {}
+        self._uppers: dict[int, float] = {}
+
+    def mean_s(self, load: StepLoad) -> float:
+        known = self._means.get(load.decoding)
+        if known is None:
+            known = self._means[load.decoding] = self._times.mean_s(load)
+        return known
+
+    def upper_s(self, load: StepLoad) -> float:
+        known = self._uppers.get(load.decoding)
+        if known is None:
+            known = self._uppers[load.decoding] = self._times.upper_s(load)
+        return known
+
+
+def _rounded(cells: int) -> int:
+    """Up to about 2 % more, so that neighbouring numbers share their answers."""
+    step = 1 << max(5, cells.bit_length() - 6)
+    return -(-cells // step) * step

@@ -1,0 +1,560 @@
+"""The floor gate: who may begin, whose turn waits, who stands still.
+
+A state machine: time comes in with each call, decisions go out as values; it reads no clock, waits for nothing, and
+knows no engine. `arrive` and `decide` check and reserve in one act: an admission counts as live at once. Only
+`observe` teaches the model.
+
+Invariants: submitted = queued + live + held + done + cancelled after every call; where nobody is live the first of the
+queue is let in; where none of its turns runs, the first that waits goes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import ceil
+
+from polystem.capacity.actions import Action, Expire, Forget, Let, Pause, Resume, SetBudget
+from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
+from polystem.capacity.demand import DemandEstimate
+from polystem.capacity.facts import Facts, Step
+from polystem.capacity.floor import Demand
+from polystem.capacity.forecast import Forecast, Outside
+from polystem.capacity.ladder import Ladder
+from polystem.capacity.meter import StepMeter
+from polystem.capacity.outlook import capacity_view, outlook
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.queue import FairQueue, Place
+from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
+from polystem.capacity.seating import GateParts, Seating
+from polystem.capacity.step_model import StepLoad, StepModel
+from polystem.capacity.views import CapacityView, Outlook
+from polystem.capacity.waits import Waits
+from polystem.capacity.workers import Roster, Worker
+
+__all__ = [
+    "Action",
+    "AdmissionRule",
+    "Ask",
+    "Expire",
+    "Facts",
+    "FloorGate",
+    "FloorPolicy",
+    "FloorRule",
+    "Forget",
+    "GateSettings",
+    "GateState",
+    "Go",
+    "Let",
+    "Pause",
+    "Reason",
+    "Refused",
+    "RestoredWorker",
+    "Resume",
+    "SetBudget",
+    "Step",
+    "Verdict",
+    "Wait",
+]
+
+_REFRESH_S = 0.1
+_FOREIGN_SEEN = 3
+"""Others' streams count once this many observations have shown them: a snapshot may be a step off."""
+
+
+class FloorGate:
+    """Decides by a step model how many workers keep the floor.
+
+    `rule` replaces the newcomer's test, to compare; the turn gate, the ladder and the prefill budget are then off.
+    `demand` is what is believed of the workers before any was seen.
+    """
+
+    def __init__(
+        self,
+        settings: GateSettings,
+        model: StepModel,
+        *,
+        rule: AdmissionRule | None = None,
+        demand: Demand | None = None,
+        seed: int = 0,
+    ) -> None:
+        floor_rule = FloorRule(settings)
+        self._parts = GateParts(
+            settings=settings,
+            model=model,
+            roster=Roster(),
+            queue=FairQueue(place_kept_s=settings.place_kept_s, due_grace_s=settings.due_grace_s),
+            ladder=Ladder(settings),
+            meter=StepMeter(),
+            estimate=DemandEstimate(demand),
+            forecast=Forecast(model),
+            floor_rule=floor_rule,
+            rule=rule or floor_rule,
+            policy=settings.policy,
+            max_workers=settings.max_workers,
+        )
+        self._seating = Seating(self._parts)
+        self._waits = Waits(self._parts, self._seating)
+        self._random = random.Random(seed)
+        self._refreshed_at = float("-inf")
+        self._foreign_seen: list[int] = []
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def arrive(self, ask: Ask, now_s: float) -> Verdict:
+        """A turn wants to begin: of a new worker, of a queued one (it keeps its place), or of one that is live.
+
+        A continuation is never refused. A turn that the gate believed to run is over.
+        """
+        worker = self._parts.roster.workers.get(ask.worker)
+        if worker is not None and not worker.ask.named:
+            self._end(worker, now_s, cancelled=False)
+            worker = None
+        if worker is None:
+            return self._newcomer(ask, now_s)
+        worker.ask = ask
+        if worker.state == "queued":
+            self._parts.queue.come_back(worker.name)
+            return self._begin_or_wait(worker, now_s)
+        return self._continue(worker, now_s)
+
+    def leave(self, worker: str, now_s: float, *, keeps_place: bool) -> Refused | None:
+        """The request that waited is gone. Returns what it is told where it was queued.
+
+        Queued: with `keeps_place` the worker is absent and may come back to its place, else it is cancelled (as is one
+        without a name, which could not be found again). Held: its turn is withdrawn, it is live and thinks.
+        """
+        known = self._parts.roster.workers.get(worker)
+        if known is None:
+            return None
+        if known.state != "queued":
+            self._stop_turn(known, now_s)
+            return None
+        refused = self._refusal_of(known, now_s)
+        if keeps_place and known.ask.named:
+            known.told = (now_s, refused.retry_after_s)
+            self._parts.queue.go_absent(worker, now_s, promised_at=now_s + refused.retry_after_s)
+            return refused
+        self._end(known, now_s, cancelled=True)
+        return Refused(refused.reason, refused.retry_after_s)
+
+    def end_turn(self, worker: str, now_s: float, *, output_tokens: int) -> None:
+        """A turn that was let in is over, however it ended; a worker without a name is done with it."""
+        known = self._parts.roster.workers.get(worker)
+        if known is None or known.state == "queued":
+            return
+        if worker in self._parts.roster.running or worker in self._parts.roster.paused:
+            self._count_tokens(known, output_tokens)
+            self._parts.estimate.turn_ended(output_tokens)
+            self._settle(known, now_s, waived=False)
+        self._stop_turn(known, now_s)
+
+    def close(self, worker: str, now_s: float, *, cancelled: bool = False) -> bool:
+        """The worker is gone for good; one that was never let in counts as cancelled. Returns whether it was known."""
+        known = self._parts.roster.workers.get(worker)
+        if known is None:
+            return False
+        self._end(known, now_s, cancelled=cancelled or known.state == "queued")
+        return True
+
+    # --- learning and deciding ------------------------------------------------------------------------------------
+
+    def observe(self, facts: Facts, now_s: float) -> None:
+        """Takes in what the engine says of itself: steps, rates, cells. Nothing else teaches the model."""
+        parts = self._parts
+        parts.facts = facts
+        for step in parts.meter.new_steps(facts.steps, now_s):
+            parts.model.learn(step.load, step.duration_s, step.at_s)
+        self._observe_workers(facts, now_s)
+        self._observe_foreign(facts)
+        if now_s - self._refreshed_at >= _REFRESH_S - 1e-9 or now_s < self._refreshed_at:
+            self._refresh(now_s)
+        if parts.is_ours:
+            parts.ladder.measure(parts.meter.measured_tps, self._seating.kept_floor_tps(), now_s)
+
+    def decide(self, now_s: float) -> tuple[Action, ...]:
+        """What is to be done now; to be asked after every other call, and carried out at once."""
+        actions: list[Action] = []
+        self._clear_out(now_s, actions)
+        self._settle_in_time(now_s)
+        if self._parts.is_ours:
+            self._climb_or_come_down(now_s, actions)
+        self._let_held(now_s, actions)
+        self._let_new(now_s, actions)
+        self._set_budget(actions)
+        return tuple(actions)
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def state_of(self, worker: str) -> WorkerState | None:
+        """Queued, live or held; None where the gate does not know it."""
+        known = self._parts.roster.workers.get(worker)
+        return None if known is None else known.state
+
+    def waiting(self, worker: str, now_s: float) -> Wait | None:
+        """Where a queued worker, or a held turn, stands now; None where it does not wait."""
+        known = self._parts.roster.workers.get(worker)
+        return None if known is None else self._waits.of(known, now_s)
+
+    def snapshot(self, now_s: float) -> CapacityView:
+        """All that the gate knows. Changes nothing."""
+        return capacity_view(self._parts, self._seating, self._waits, now_s)
+
+    def capacity_for(
+        self, policy: FloorPolicy | None, now_s: float, pool_id: int | None = None, cells: int = 0
+    ) -> Outlook:
+        """What a new worker under this policy, with so many private cells, would meet now. Changes nothing."""
+        ask = Ask(worker="", tenant="", policy=policy, cells=cells, pool_id=pool_id)
+        return outlook(self._parts, self._seating, self._waits, ask, now_s)
+
+    @property
+    def policy(self) -> FloorPolicy:
+        """The policy that holds for all."""
+        return self._parts.policy
+
+    @property
+    def max_workers(self) -> int | None:
+        """The fixed limit that holds now."""
+        return self._parts.max_workers
+
+    @property
+    def demand(self) -> Demand:
+        """Think time and turn length as seen so far, to be stored beside the fit."""
+        return self._parts.estimate.demand
+
+    def check_integrity(self) -> None:
+        """Fails where the gate contradicts itself."""
+        parts = self._parts
+        parts.roster.check_integrity()
+        parts.queue.check_integrity()
+        assert len(parts.queue) == parts.roster.queued
+        for name, worker in parts.roster.workers.items():
+            assert (name in parts.queue) == (worker.state == "queued")
+
+    # --- setting --------------------------------------------------------------------------------------------------
+
+    def set_policy(self, policy: FloorPolicy) -> None:
+        """From now on this policy holds for all; nobody who was let in has to go."""
+        self._parts.policy = policy
+
+    def set_max_workers(self, most: int | None) -> None:
+        """From now on so many may be live; nobody who was let in has to go. Raises ConfigError."""
+        GateSettings(max_workers=most)
+        self._parts.max_workers = most
+
+    def drain(self) -> None:
+        """From now on new workers are refused."""
+        self._parts.draining = True
+
+    def restore(self, workers: Sequence[RestoredWorker], now_s: float) -> None:
+        """Takes in the workers of an earlier boot: live ones idle, queued ones absent at their places, in this order.
+
+        The first of the queue is taken to be due now: it lost its request with the boot.
+        """
+        parts = self._parts
+        for each in workers:
+            worker = parts.roster.submit(Ask(each.worker, each.tenant, each.policy, each.cells, each.pool_id), now_s)
+            parts.queue.join(worker.name, each.tenant)
+            if each.queued:
+                parts.queue.go_absent(worker.name, now_s, promised_at=now_s)
+            else:
+                self._admit(worker, now_s)
+                worker.settle_until = 0.0
+                del parts.roster.warming[worker.name]
+
+    def engine_restarted(self, now_s: float) -> None:
+        """The engine began anew: its tempo is doubted, its clock may be another, pauses are forgotten.
+
+        Turns that ended with it are told of by `end_turn`; those that had not reached it yet go on.
+        """
+        parts = self._parts
+        parts.model.restarted()
+        parts.meter.restarted()
+        parts.cold_since = now_s if parts.roster.admitted else None
+        for worker in list(parts.roster.paused.values()):
+            parts.roster.run(worker, now_s)
+        self._refresh(now_s)
+
+    # --- inside: newcomers ----------------------------------------------------------------------------------------
+
+    def _newcomer(self, ask: Ask, now_s: float) -> Verdict:
+        parts = self._parts
+        if parts.draining:
+            return self._refuse("draining", self._waits.retry_after_s(len(parts.queue)))
+        worker = parts.roster.submit(ask, now_s)
+        parts.queue.join(worker.name, ask.tenant)
+        verdict = self._begin_or_wait(worker, now_s)
+        if isinstance(verdict, Go) or len(parts.queue) <= parts.settings.queue_limit:
+            return verdict
+        parts.queue.leave(worker.name)
+        parts.roster.withdraw(worker)
+        return self._refuse("queue full", self._jittered(verdict.expected_wait_s))
+
+    def _begin_or_wait(self, worker: Worker, now_s: float) -> Go | Wait:
+        """Lets a queued worker in where it is its turn and there is room."""
+        parts = self._parts
+        first = parts.queue.first()
+        passes = self._seating.waits_for_tps(worker.ask) is None and parts.max_workers is None and parts.is_ours
+        if first is not None and (first.worker == worker.name or passes):
+            reason = self._reason_against(first if not passes else None, worker, now_s)
+            if reason is None:
+                return self._let_in(worker, now_s)
+        return self._waits.of(worker, now_s) or Wait(0, "queue", 0.0)
+
+    def _reason_against(self, place: Place | None, worker: Worker, now_s: float) -> Reason | None:
+        due = place is not None and self._parts.queue.due_ahead_of(place, now_s) is not None
+        return self._seating.keeps_out(worker.ask, now_s, kept_seats=int(due))
+
+    def _let_in(self, worker: Worker, now_s: float) -> Go:
+        """Admits a worker and begins its turn."""
+        parts = self._parts
+        warned = self._seating.would_warn(worker.ask, now_s)
+        self._admit(worker, now_s)
+        if warned is not None:
+            worker.kept_tps = None
+        parts.roster.run(worker, now_s)
+        parts.estimate.queue_wait_s.add(now_s - worker.since_s)
+        if worker.told is not None:
+            told_at, advised_s = worker.told
+            parts.estimate.retry_honesty.add((now_s - told_at) / max(advised_s, 1e-3))
+        waived_s, parts.waived_s = parts.waived_s, None
+        lenient = not self._seating.policy_of(worker.ask).waits
+        remaining = self._seating.room_for(worker.ask, now_s) if lenient else None
+        return Go(reason=warned, settle_waived_s=waived_s, remaining=remaining)
+
+    def _admit(self, worker: Worker, now_s: float) -> None:
+        """Queued to live: the seat is taken."""
+        parts = self._parts
+        policy = self._seating.policy_of(worker.ask)
+        parts.queue.leave(worker.name)
+        worker.prepaid_tokens = parts.queue.cost_tokens
+        parts.queue.charge(worker.ask.tenant, worker.prepaid_tokens)
+        parts.roster.admit(worker, now_s)
+        parts.grows += 1
+        if parts.cold_since is None or len(parts.roster.admitted) == 1:
+            parts.cold_since = now_s
+        own = worker.ask.policy
+        worker.kept_tps = own.floor_tps if own is not None and own.mode == "enforced" else None
+        worker.settle_tokens, worker.settle_until = policy.settle_tokens, now_s + policy.settle_s
+        parts.roster.warming[worker.name] = worker
+
+    # --- inside: turns --------------------------------------------------------------------------------------------
+
+    def _continue(self, worker: Worker, now_s: float) -> Go | Wait:
+        parts = self._parts
+        if worker.name in parts.roster.waiting:
+            return self._waits.of(worker, now_s) or Go()
+        if worker.name in parts.roster.idle:
+            parts.estimate.thought(now_s - worker.idle_at)
+        else:
+            self._stop_turn(worker, now_s)
+        ahead = bool(parts.roster.waiting) and parts.is_ours
+        parts.roster.hold(worker, now_s)
+        if not ahead and self._may_go(worker):
+            parts.roster.run(worker, now_s)
+            return Go()
+        return self._waits.of(worker, now_s) or Go()
+
+    def _may_go(self, worker: Worker) -> bool:
+        """Whether a turn that waits may begin, if it is the first that does."""
+        nothing_runs = not self._parts.roster.running
+        return nothing_runs or (not worker.on_hold and self._seating.turn_fits())
+
+    def _stop_turn(self, worker: Worker, now_s: float) -> None:
+        """Whatever of it ran or waited is over."""
+        if not worker.ask.named:
+            self._end(worker, now_s, cancelled=False)
+        elif worker.name not in self._parts.roster.idle:
+            self._parts.roster.rest(worker, now_s)
+
+    def _end(self, worker: Worker, now_s: float, *, cancelled: bool) -> None:
+        """The worker goes; what its tenant paid beforehand and was not served is given back."""
+        parts = self._parts
+        if worker.state == "queued":
+            parts.queue.leave(worker.name)
+        else:
+            parts.shrinks += 1
+            parts.queue.charge(worker.ask.tenant, min(0, worker.tokens - worker.prepaid_tokens))
+            if not cancelled and worker.tokens:
+                estimate = parts.estimate
+                estimate.residence_s.add(now_s - worker.admitted_at)
+                estimate.worker_tokens.add(worker.tokens)
+                parts.queue.cost_tokens = max(1, int(estimate.worker_tokens.value))
+                if worker.cells is not None and worker.ask.named:
+                    estimate.final_cells.add(worker.cells)
+        parts.roster.end(worker, now_s, cancelled=cancelled)
+
+    def _count_tokens(self, worker: Worker, turn_tokens: int) -> None:
+        """What its turn has said so far; beyond what was paid beforehand, its tenant is charged at once."""
+        before = max(worker.tokens, worker.prepaid_tokens)
+        worker.turn_tokens = max(worker.turn_tokens, turn_tokens)
+        more = max(worker.tokens, worker.prepaid_tokens) - before
+        if more:
+            self._parts.queue.charge(worker.ask.tenant, more)
+
+    # --- inside: observing ----------------------------------------------------------------------------------------
+
+    def _observe_workers(self, facts: Facts, now_s: float) -> None:
+        roster = self._parts.roster
+        for name, cells in facts.worker_cells.items():
+            worker = roster.admitted.get(name)
+            if worker is not None:
+                before = max(worker.tokens, worker.prepaid_tokens)
+                worker.cells, worker.most_cells = cells, max(worker.most_cells, cells)
+                more = max(worker.tokens, worker.prepaid_tokens) - before
+                if more:
+                    self._parts.queue.charge(worker.ask.tenant, more)
+        for name, tokens in facts.turn_tokens.items():
+            worker = roster.running.get(name)
+            if worker is not None:
+                self._count_tokens(worker, tokens)
+                worker.note_pace(now_s)
+                if worker.tokens_said >= worker.settle_tokens:
+                    self._settle(worker, now_s, waived=False)
+
+    def _observe_foreign(self, facts: Facts) -> None:
+        running = self._parts.roster.running
+        ours = sum(tokens > 0 and name in running for name, tokens in facts.turn_tokens.items())
+        self._foreign_seen = [*self._foreign_seen[1 - _FOREIGN_SEEN :], max(0, facts.decoding - ours)]
+        self._parts.foreign = min(self._foreign_seen) if len(self._foreign_seen) == _FOREIGN_SEEN else 0
+
+    def _refresh(self, now_s: float) -> None:
+        parts = self._parts
+        self._refreshed_at = now_s
+        cells_read = parts.meter.cells_read
+        outside = Outside(
+            cells_read=parts.facts.cells_used if cells_read is None else cells_read,
+            foreign=parts.foreign,
+            prefill_share=parts.meter.prefill_share(parts.model.fit.per_prefill_token_s),
+        )
+        parts.forecast.refresh(parts.estimate.demand, outside)
+
+    # --- inside: deciding -----------------------------------------------------------------------------------------
+
+    def _clear_out(self, now_s: float, actions: list[Action]) -> None:
+        parts = self._parts
+        for name in parts.queue.lapsed(now_s):
+            self._end(parts.roster.workers[name], now_s, cancelled=True)
+            actions.append(Forget(name))
+        long_ago = now_s - parts.settings.session_ttl_s
+        for worker in list(parts.roster.idle.values()):
+            if worker.idle_at > long_ago:
+                break
+            self._end(worker, now_s, cancelled=False)
+            actions.append(Expire(worker.name))
+
+    def _settle(self, worker: Worker, now_s: float, *, waived: bool) -> None:
+        parts = self._parts
+        if parts.roster.warming.pop(worker.name, None) is None:
+            return
+        if waived:
+            parts.waived_s = now_s - worker.admitted_at
+        else:
+            parts.estimate.settle_s.add(now_s - worker.admitted_at)
+
+    def _settle_in_time(self, now_s: float) -> None:
+        late = [worker for worker in self._parts.roster.warming.values() if worker.settle_until <= now_s]
+        for worker in late:
+            self._settle(worker, now_s, waived=True)
+
+    def _climb_or_come_down(self, now_s: float, actions: list[Action]) -> None:
+        parts, ladder = self._parts, self._parts.ladder
+        if not parts.settings.ladder:
+            return
+        if ladder.pause_due(now_s) and len(parts.roster.running) > 1:
+            victim = next(worker for worker in parts.roster.newest_first() if worker.name in parts.roster.running)
+            parts.roster.pause(victim, now_s)
+            ladder.climbed(now_s)
+            parts.shrinks += 1
+            actions.append(Pause(victim.name))
+        elif ladder.hold_due(now_s) and len(parts.roster.running) > 1:
+            self._hold_newest(now_s)
+        elif ladder.return_due(now_s):
+            self._take_one_back(now_s, actions)
+
+    def _hold_newest(self, now_s: float) -> None:
+        roster = self._parts.roster
+        active = [worker for worker in roster.newest_first() if not worker.on_hold]
+        if len(active) > 1:
+            active[0].on_hold = True
+            roster.on_hold[active[0].name] = active[0]
+            self._parts.ladder.climbed(now_s)
+            self._parts.shrinks += 1
+
+    def _take_one_back(self, now_s: float, actions: list[Action]) -> None:
+        """The last that was paused, else the last whose turns were held, where there is room for it."""
+        parts, roster = self._parts, self._parts.roster
+        if roster.paused and self._seating.turn_fits():
+            self._resume(next(reversed(roster.paused.values())), now_s, actions)
+        elif roster.on_hold and not roster.paused and self._seating.one_more_active_fits():
+            _, worker = roster.on_hold.popitem()
+            worker.on_hold = False
+            parts.ladder.resumed(now_s)
+            parts.grows += 1
+
+    def _resume(self, worker: Worker, now_s: float, actions: list[Action]) -> None:
+        self._parts.roster.run(worker, now_s)
+        self._parts.ladder.resumed(now_s)
+        self._parts.grows += 1
+        actions.append(Resume(worker.name))
+
+    def _let_held(self, now_s: float, actions: list[Action]) -> None:
+        """Turns that stand still first where nothing else runs, then those that wait, first come, first served."""
+        roster = self._parts.roster
+        if roster.paused and not roster.running:
+            self._resume(next(reversed(roster.paused.values())), now_s, actions)
+        while roster.waiting:
+            free = (worker for worker in roster.waiting.values() if not worker.on_hold)
+            first = next(free, None) or next(iter(roster.waiting.values()))
+            if not self._may_go(first):
+                return
+            roster.run(first, now_s)
+            actions.append(Let(first.name, Go()))
+
+    def _let_new(self, now_s: float, actions: list[Action]) -> None:
+        parts = self._parts
+        while (place := parts.queue.first()) is not None:
+            worker = parts.roster.workers[place.worker]
+            if self._reason_against(place, worker, now_s) is not None:
+                return
+            actions.append(Let(worker.name, self._let_in(worker, now_s)))
+
+    def _set_budget(self, actions: list[Action]) -> None:
+        """Tells the engine how much it may prefill in a step, where that has changed by more than a little."""
+        parts, settings = self._parts, self._parts.settings
+        floor_tps = self._seating.kept_floor_tps() if parts.is_ours else None
+        if floor_tps is None:
+            tokens = settings.chunk_max_tokens
+            if parts.budget_tokens is None:
+                return
+        elif parts.ladder.under:
+            tokens = settings.chunk_min_tokens
+        else:
+            decoding = parts.facts.decoding + int(parts.facts.decoding > 0 and parts.facts.prefilling > 0)
+            tokens = parts.model.prefill_budget_tokens(
+                StepLoad(decoding, parts.forecast.outside.cells_read),
+                floor_tps,
+                least=settings.chunk_min_tokens,
+                most=settings.chunk_max_tokens,
+            )
+        before = parts.budget_tokens
+        if before is None or abs(tokens - before) * 8 > before:
+            parts.budget_tokens = tokens
+            actions.append(SetBudget(tokens))
+
+    # --- inside: telling ------------------------------------------------------------------------------------------
+
+    def _refuse(self, reason: Reason, retry_after_s: float) -> Refused:
+        refused = self._parts.refused
+        refused[reason] = refused.get(reason, 0) + 1
+        return Refused(reason, retry_after_s)
+
+    def _refusal_of(self, worker: Worker, now_s: float) -> Refused:
+        """What a queued worker is told whose request does not wait any longer."""
+        wait = self._waits.of(worker, now_s) or Wait(0, "queue", 0.0)
+        refused = self._refuse(wait.reason, self._jittered(wait.expected_wait_s))
+        return Refused(refused.reason, refused.retry_after_s, wait.place)
+
+    def _jittered(self, wait_s: float) -> float:
+        """Whole seconds, up to a fifth more than expected, so that a crowd does not come back as one."""
+        return float(min(120, max(1, ceil(wait_s * self._random.uniform(1.0, 1.2)))))

@@ -1,0 +1,76 @@
+"""What steps tell besides the model: the rate that streams have, the cells that are read, what prompts take.
+
+All over the last seconds. A stream gets one token a step, so its rate is one over the mean step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import exp
+
+from polystem.capacity.facts import Step
+
+__all__ = ["StepMeter"]
+
+_SHARE_OVER_S = 30.0
+
+
+class StepMeter:
+    """Takes each step once, whichever snapshots it is told in. `window_s` is counted on the gate's clock."""
+
+    def __init__(self, *, window_s: float = 2.0, least_steps: int = 3) -> None:
+        self._window_s = window_s
+        self._least_steps = least_steps
+        self._last_at: float | None = None
+        self._recent: deque[tuple[float, float]] = deque()
+        self._recent_s = 0.0
+        self._seen_s = 0.0
+        self._prefilled_tokens = 0.0
+        self._cells_read: int | None = None
+
+    def restarted(self) -> None:
+        """The engine began anew, and with it perhaps its clock."""
+        self._last_at = None
+        self._recent.clear()
+        self._recent_s = 0.0
+        self._cells_read = None
+
+    def new_steps(self, steps: Iterable[Step], now_s: float) -> list[Step]:
+        """Those that were not told before."""
+        fresh = [step for step in steps if self._last_at is None or step.at_s > self._last_at]
+        if fresh:
+            self._last_at = fresh[-1].at_s
+        for step in fresh:
+            self._take(step, now_s)
+        while self._recent and self._recent[0][0] < now_s - self._window_s:
+            self._recent_s -= self._recent.popleft()[1]
+        return fresh
+
+    def _take(self, step: Step, now_s: float) -> None:
+        self._cells_read = step.load.cells_read
+        if step.load.decoding == 0 or not step.duration_s > 0:
+            return
+        self._recent.append((now_s, step.duration_s))
+        self._recent_s += step.duration_s
+        kept = exp(-step.duration_s / _SHARE_OVER_S)
+        self._seen_s = self._seen_s * kept + step.duration_s
+        self._prefilled_tokens = self._prefilled_tokens * kept + step.load.prefill_tokens
+
+    @property
+    def cells_read(self) -> int | None:
+        """Cells read in the last step; None where none was seen in the window."""
+        return self._cells_read if self._recent else None
+
+    @property
+    def measured_tps(self) -> float | None:
+        """Mean rate of a stream in the window; None where too little was seen."""
+        if len(self._recent) < self._least_steps or self._recent_s <= 0:
+            return None
+        return len(self._recent) / self._recent_s
+
+    def prefill_share(self, per_prefill_token_s: float) -> float:
+        """rho: the part of decode time that goes to prompts in the long run, at so many seconds a token."""
+        if self._seen_s <= 0:
+            return 0.0
+        return min(0.5, per_prefill_token_s * self._prefilled_tokens / self._seen_s)

@@ -1,0 +1,113 @@
+"""The test that a newcomer has to pass. Another rule can be put in its place, to compare.
+
+Knows nothing of queues: it sees one state and names what binds, or nothing.
+Invariant of `FloorRule`: whoever it lets in leaves the predicted share of stream time under the floor at
+eps * (1 - h) or less, and everybody at half the floor or more even where all decode at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.forecast import Forecast
+from polystem.capacity.policy import FloorPolicy, GateSettings
+
+__all__ = ["AdmissionRule", "FloorRule", "GateState"]
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """What a rule may look at, as one newcomer is decided on.
+
+    Args:
+        live: workers let in, held ones included, and a seat that is kept for somebody.
+        floor_tps: the highest floor of those let in and of the newcomer; None asks for nothing.
+        policy: the newcomer's, or the gate's own.
+        held: turns that wait, or stand still; `on_hold` workers of which the ladder holds the next turn.
+        samples: steps learned from since the engine started.
+        settle_until: until then the gate waits for samples.
+        under_floor: the measured rate is below the line.
+        cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
+        extra_cells: cells read on top of those of now, with the newcomer.
+        seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
+    """
+
+    now_s: float
+    ask: Ask
+    policy: FloorPolicy
+    floor_tps: float | None
+    live: int
+    running: int
+    decoding: int
+    prefilling: int
+    held: int
+    on_hold: int
+    warming: int
+    foreign: int
+    measured_tps: float | None
+    under_floor: bool
+    samples: int
+    settle_until: float
+    cells_after: int
+    cells_line: int
+    extra_cells: int
+    seats_after: int
+    seats_total: int
+    forecast: Forecast
+
+
+class AdmissionRule(Protocol):
+    """Says what keeps a newcomer out; None lets it in."""
+
+    def blocks(self, state: GateState) -> Reason | None: ...
+
+
+class FloorRule:
+    """Lets in as many as keep the floor, by the model; few at a time while they warm."""
+
+    def __init__(self, settings: GateSettings) -> None:
+        self._settings = settings
+
+    def blocks(self, state: GateState) -> Reason | None:
+        if state.live < state.policy.guarantee_min_sessions:
+            return self._no_room(state)
+        return self._not_yet(state) or self._no_room(state) or self.under_floor(state)
+
+    def warming_most(self, live: int) -> int:
+        """How many workers may warm at once."""
+        return max(1, int(live * self._settings.warming_share))
+
+    def under_floor(self, state: GateState, workers: int | None = None) -> Reason | None:
+        """Whether so many workers (one more than now) would break the floor; the part that is the model's."""
+        floor_tps = state.floor_tps
+        if floor_tps is None:
+            return None
+        forecast, extra_cells = state.forecast, state.extra_cells
+        if forecast.mean_s(1) > 1 / floor_tps:
+            return "floor unreachable"
+        workers = state.live + 1 if workers is None else workers
+        most = self._settings.under_share * (1 - self._settings.hysteresis)
+        if forecast.share_under(workers, floor_tps, extra_cells) > most:
+            return "floor"
+        if forecast.longest_s(workers, extra_cells) > 2 / floor_tps:
+            return "burst"
+        return None
+
+    def _not_yet(self, state: GateState) -> Reason | None:
+        if state.samples < self._settings.cold_samples and state.now_s < state.settle_until:
+            return "settling"
+        if state.held or state.on_hold or state.under_floor:
+            return "saturated, hold"
+        if state.warming >= self.warming_most(state.live):
+            return "warming"
+        most = state.policy.prefill_max_slots
+        return "warming" if most is not None and state.prefilling >= most else None
+
+    def _no_room(self, state: GateState) -> Reason | None:
+        if state.seats_total and state.seats_after > state.seats_total:
+            return "seats"
+        if state.cells_line and state.cells_after > state.cells_line:
+            return "kv headroom exhausted"
+        return None

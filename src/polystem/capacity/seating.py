@@ -1,0 +1,230 @@
+"""Who could begin now: the state that a rule sees, the floor that holds, the room that is left.
+
+Reads what the gate keeps and changes nothing. The limits that hold whatever the rule says are here too: one worker is
+always let in, and never more than `max_workers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.demand import DemandEstimate
+from polystem.capacity.facts import Facts
+from polystem.capacity.forecast import Forecast
+from polystem.capacity.ladder import Ladder
+from polystem.capacity.meter import StepMeter
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.queue import FairQueue
+from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
+from polystem.capacity.step_model import StepModel
+from polystem.capacity.workers import Roster
+
+__all__ = ["GateParts", "Seating"]
+
+_MOST_LOOKED_FOR = 256
+"""How many newcomers at once are looked for room."""
+
+
+@dataclass(slots=True)
+class GateParts:
+    """All that the gate keeps. `policy` and `max_workers` can be set while it runs; `cold_since` is when the first
+    worker was let in on an engine that little is known of."""
+
+    settings: GateSettings
+    model: StepModel
+    roster: Roster
+    queue: FairQueue
+    ladder: Ladder
+    meter: StepMeter
+    estimate: DemandEstimate
+    forecast: Forecast
+    floor_rule: FloorRule
+    rule: AdmissionRule
+    policy: FloorPolicy
+    max_workers: int | None
+    facts: Facts = field(default_factory=Facts)
+    foreign: int = 0
+    cold_since: float | None = None
+    draining: bool = False
+    waived_s: float | None = None
+    budget_tokens: int | None = None
+    grows: int = 0
+    shrinks: int = 0
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the turn gate, the ladder and the prefill budget work too, or a rule is being compared."""
+        return self.rule is self.floor_rule
+
+
+class Seating:
+    """Questions about newcomers and turns, answered from what the gate keeps."""
+
+    def __init__(self, parts: GateParts) -> None:
+        self._parts = parts
+
+    # --- floors ---------------------------------------------------------------------------------------------------
+
+    def kept_floor_tps(self) -> float | None:
+        """The highest floor that workers who were let in are to keep."""
+        parts = self._parts
+        own = [worker.kept_tps for worker in parts.roster.admitted.values() if worker.kept_tps is not None]
+        if parts.policy.mode == "enforced" and parts.policy.floor_tps is not None:
+            own.append(parts.policy.floor_tps)
+        return max(own, default=None)
+
+    def policy_of(self, ask: Ask) -> FloorPolicy:
+        """The policy that its settling, its guarantee and its patience come from."""
+        return ask.policy or self._parts.policy
+
+    def waits_for_tps(self, ask: Ask) -> float | None:
+        """The floor that this newcomer has to wait for; None where it is let in whatever the rate."""
+        policies = [each for each in (ask.policy, self._parts.policy) if each is not None]
+        asked = [each.floor_tps for each in policies if each.waits and each.floor_tps is not None]
+        governing = self.policy_of(ask)
+        if not asked and governing.floor_tps is not None:
+            return None
+        kept = self.kept_floor_tps()
+        return max([*asked, *([kept] if kept is not None else [])], default=None)
+
+    def told_floor_tps(self, ask: Ask) -> float | None:
+        """The highest floor that this newcomer is to be told about, advised ones included."""
+        asked = [each.floor_tps for each in (ask.policy, self._parts.policy) if each is not None]
+        return max((each for each in (*asked, self.kept_floor_tps()) if each is not None), default=None)
+
+    # --- newcomers ------------------------------------------------------------------------------------------------
+
+    def keeps_out(self, ask: Ask, now_s: float, *, kept_seats: int = 0) -> Reason | None:
+        """What makes this newcomer wait; None lets it in. `kept_seats` are for others who are due."""
+        parts = self._parts
+        if not parts.roster.admitted:
+            return None
+        if parts.max_workers is not None and len(parts.roster.admitted) + kept_seats + 1 > parts.max_workers:
+            return "max workers"
+        floor_tps = self.waits_for_tps(ask)
+        if floor_tps is None and parts.is_ours:
+            return None
+        return parts.rule.blocks(self.state_for(ask, floor_tps, now_s, kept_seats))
+
+    def would_warn(self, ask: Ask, now_s: float) -> Reason | None:
+        """What would have kept it out if every floor that it knows of were enforced."""
+        floor_tps = self.told_floor_tps(ask)
+        if floor_tps is None or not self._parts.is_ours:
+            return None
+        state = self.state_for(ask, floor_tps, now_s)
+        if not state.live:
+            return "floor unreachable" if state.forecast.mean_s(1) > 1 / floor_tps else None
+        return self._parts.rule.blocks(state)
+
+    def state_for(self, ask: Ask, floor_tps: float | None, now_s: float, kept_seats: int = 0) -> GateState:
+        """What a rule sees of this newcomer."""
+        parts, facts = self._parts, self._parts.facts
+        roster, settings, policy = parts.roster, parts.settings, self.policy_of(ask)
+        cold_since = now_s if parts.cold_since is None else parts.cold_since
+        newcomer_cells = self.grown_cells(ask.cells)
+        return GateState(
+            now_s=now_s,
+            ask=ask,
+            policy=policy,
+            floor_tps=floor_tps,
+            live=len(roster.admitted) + kept_seats,
+            running=len(roster.running),
+            decoding=facts.decoding,
+            prefilling=facts.prefilling,
+            held=roster.held,
+            on_hold=len(roster.on_hold),
+            warming=len(roster.warming),
+            foreign=parts.foreign,
+            measured_tps=parts.meter.measured_tps,
+            under_floor=parts.ladder.under,
+            samples=parts.model.samples,
+            settle_until=cold_since + policy.settle_s,
+            cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
+            cells_line=int(facts.cells_total * settings.cell_line),
+            extra_cells=newcomer_cells * (1 + kept_seats),
+            seats_after=self.seats_promised() + kept_seats + 1,
+            seats_total=facts.seats_total,
+            forecast=parts.forecast,
+        )
+
+    def room_for(self, ask: Ask, now_s: float) -> int | None:
+        """How many such newcomers could be let in, warming aside; None where nothing limits them."""
+        parts = self._parts
+        live = len(parts.roster.admitted)
+        limits: list[int] = []
+        if parts.max_workers is not None:
+            limits.append(parts.max_workers - live)
+        floor_tps = self.told_floor_tps(ask)
+        if floor_tps is not None and parts.is_ours:
+            state = self.state_for(ask, floor_tps, now_s)
+            if state.seats_total:
+                limits.append(state.seats_total - state.seats_after + 1)
+            if state.cells_line:
+                each = max(1, self.grown_cells(ask.cells))
+                limits.append((state.cells_line - self.promised_cells()) // each)
+            most = min([*limits, _MOST_LOOKED_FOR])
+            limits.append(self._room_at_floor(state, most))
+        if not limits:
+            return None
+        return max(0 if live else 1, min(limits))
+
+    def _room_at_floor(self, state: GateState, most: int) -> int:
+        """By doubling, then halving: the share under the floor never falls as workers are added."""
+        rule, each = self._parts.floor_rule, state.extra_cells
+
+        def fits(more: int) -> bool:
+            return rule.under_floor(replace(state, extra_cells=each * more), state.live + more) is None
+
+        low, step = 0, 1
+        while low + step <= most and fits(low + step):
+            low, step = low + step, step * 2
+        high = min(low + step, most + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    # --- cells and seats ------------------------------------------------------------------------------------------
+
+    def grown_cells(self, cells: int) -> int:
+        """What a worker with so many private cells now will have in the end, as far as those that are done tell."""
+        return max(cells, int(self._parts.estimate.final_cells.value))
+
+    def promised_cells(self) -> int:
+        """Cells of all that were let in once they have grown: pools counted once, private cells for each."""
+        facts, grown = self._parts.facts, int(self._parts.estimate.final_cells.value)
+        cells = facts.cells_used
+        for worker in self._parts.roster.admitted.values():
+            if worker.cells is None:
+                cells += max(worker.ask.cells, grown)
+            elif worker.cells < grown:
+                cells += grown - worker.cells
+        return cells
+
+    def seats_promised(self) -> int:
+        """Sequence ids of pools and others, and one for each worker that was let in."""
+        roster = self._parts.roster
+        seated = sum(worker.cells is not None for worker in roster.admitted.values())
+        return max(0, self._parts.facts.seats_used - seated) + len(roster.admitted)
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def turn_fits(self) -> bool:
+        """Whether one more turn may run beside those that do."""
+        parts = self._parts
+        running = len(parts.roster.running)
+        floor_tps = self.kept_floor_tps()
+        if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
+            return True
+        return parts.forecast.mean_s(running + 1) <= 1 / floor_tps
+
+    def one_more_active_fits(self) -> bool:
+        """Whether one more worker may be taken off hold: at eps, where a newcomer needs to stay below it."""
+        parts = self._parts
+        floor_tps = self.kept_floor_tps()
+        active = len(parts.roster.admitted) - len(parts.roster.on_hold)
+        if floor_tps is None or not active:
+            return True
+        return parts.forecast.share_under(active + 1, floor_tps) <= parts.settings.under_share
