@@ -111,6 +111,7 @@ async def test_each_step_takes_what_the_cost_says_of_its_virtual_time() -> None:
     await clock.advance(2.0)
     assert (await anext(answer)).tokens
     assert [step.duration_s for step in engine.statistics().steps] == [1.0, 2.0, 2.0]
+    assert [step.period_s for step in engine.statistics().steps] == [1.0, 2.0, 2.0]
     await engine.aclose()
 
 

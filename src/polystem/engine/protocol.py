@@ -39,13 +39,20 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One decode step, as the capacity model reads it: B = decoding, K = cells_read, F = prefill_tokens."""
+    """One decode step, as the capacity model reads it: B = decoding, K = cells_read, F = prefill_tokens.
+
+    `duration_s` is the call of the model alone, begun at `at_s`. `period_s` is what a decoding stream waits for its
+    token: from the report of the step before, or from the end of the idle time before it, to the report of this one,
+    so that commands, drawing, text and sending count as well. Over steps without idle time between them it adds up to
+    the time that passed.
+    """
 
     at_s: float
     duration_s: float
     decoding: int
     cells_read: int
     prefill_tokens: int
+    period_s: float
 
 
 @dataclass(frozen=True, slots=True)

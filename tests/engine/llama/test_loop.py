@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polystem.clock import VirtualClock
 from polystem.engine.llama.loop import DecodeLoop
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
 from polystem.engine.llama.settings import LlamaSettings
@@ -46,10 +45,30 @@ def next_token(tokens: Iterable[int]) -> int:
     return sum((place + 1) * token for place, token in enumerate(tokens)) % VOCAB
 
 
+class HandClock:
+    """Time that the pretended parts of the loop take by moving it on."""
+
+    def __init__(self) -> None:
+        self.at_s = 100.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def wall_s(self) -> float:
+        return self.at_s
+
+    async def sleep(self, duration_s: float) -> None:
+        raise AssertionError("the loop sleeps on its inbox alone")
+
+
+DECODE_S, LOGITS_S, SHIP_S, REST_S = 0.5, 0.25, 0.125, 64.0
+
+
 class PretendedKernels:
     """Keeps the tokens of each sequence and answers with `next_token`; has room for `room` cells, shared ones once."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, clock: HandClock) -> None:
+        self.clock = clock
         self.physical_cells, self.batch_tokens, self.micro_batch_tokens = 1024, 600, 16
         self.room = room
         self.held = dict[int, list[tuple[int, object]]]()
@@ -58,6 +77,7 @@ class PretendedKernels:
         self.fails_with = 0
 
     def decode(self, batch: Batch) -> int:
+        self.clock.at_s += DECODE_S
         rows = range(batch.rows)
         used = {cell for path in self.held.values() for _, cell in path}
         if self.fails_with:
@@ -76,6 +96,7 @@ class PretendedKernels:
 
     def logits(self, rows: int) -> FloatRows:
         assert rows == len(self.outputs)
+        self.clock.at_s += LOGITS_S
         return np.eye(VOCAB, dtype=np.float32)[self.outputs]
 
     def lend(self, source: int, target: int, tokens: int) -> None:
@@ -110,9 +131,10 @@ class Driver:
     """
 
     def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32) -> None:
-        self.kernels = PretendedKernels(cells if room is None else room)
+        self.clock = HandClock()
+        self.kernels = PretendedKernels(cells if room is None else room, self.clock)
         self.inbox = Inbox()
-        self.inbox.at_rest = lambda: self._send(self.at_rest())
+        self.inbox.at_rest = self._rest
         self.at_rest: Callable[[], Iterable[Command]] = lambda: ()
         self.events: list[Event] = []
         self.snapshots: list[Snapshot] = []
@@ -126,13 +148,17 @@ class Driver:
             compile_constraint=lambda _: pytest.fail("no grammar here"),
             inbox=self.inbox,
             ship=self._ship,
-            clock=VirtualClock(),
+            clock=self.clock,
         )
 
     def run(self, *commands: Command) -> None:
         self._send(commands)
         self.loop.run()
         self.loop.check_integrity()
+
+    def _rest(self) -> None:
+        self.clock.at_s += REST_S
+        self._send(self.at_rest())
 
     def _send(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -146,6 +172,7 @@ class Driver:
 
     def _ship(self, events: list[Event], snapshot: Snapshot | None) -> None:
         assert snapshot is not None
+        self.clock.at_s += SHIP_S
         self.events += events
         self.snapshots.append(snapshot)
         self.open -= {event[0] for event in events if event[1] != TOKENS or event[5] is not None}
@@ -282,6 +309,25 @@ def test_an_unknown_command_ends_the_loop() -> None:
     driver.inbox.put("jump")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="not a command: 'jump'"):
         driver.loop.run()
+
+
+def test_the_period_of_a_step_is_what_a_stream_waits_for_its_token_and_leaves_idle_time_out() -> None:
+    driver = Driver()
+    driver.at_report = lambda report: [Pause(1)] if report == 3 else []
+    driver.at_rest = lambda: [Resume(1)]
+    driver.run(answer(1, range(5), 6))
+    steps = [snapshot.step for snapshot in driver.snapshots if snapshot.step]
+    first, rest = DECODE_S + LOGITS_S, SHIP_S + DECODE_S + LOGITS_S
+    assert [step[1] for step in steps] == [DECODE_S] * 6
+    assert [step[5] for step in steps] == [first, rest, rest, first, rest, rest]
+
+
+def test_the_periods_of_steps_add_up_where_something_fails_between_them() -> None:
+    driver = Driver(cells=400, room=30)
+    driver.run(*(answer(n, range(n, n + 8), 12) for n in (1, 2)))
+    assert isinstance(driver.error(2), CellsExhausted)
+    periods = [snapshot.step[5] for snapshot in driver.snapshots if snapshot.step]
+    assert sum(periods) == driver.clock.at_s - SHIP_S - 100.0
 
 
 def pause_between(driver: Driver, branch: int, *, at: int, until: int) -> None:

@@ -83,6 +83,7 @@ class DecodeLoop:
         self._stale = False  # something has changed that neither an event nor a branch tells
         self._waiting = 0
         self._tokens_decoded = self._tokens_prefilled = 0
+        self._since_s = 0.0  # when what goes into the period of the next step began
         self._batch_s = self._sample_s = self._text_s = self._ship_s = 0.0
 
     def run(self) -> None:
@@ -110,7 +111,9 @@ class DecodeLoop:
 
     def _take_commands(self) -> None:
         if not self._runs:
-            self._take(self._inbox.get())
+            command = self._inbox.get()
+            self._since_s = self._now()
+            self._take(command)
         while not self._inbox.empty():
             self._take(self._inbox.get())
 
@@ -360,10 +363,14 @@ class DecodeLoop:
         started_s = self._now()
         events, self._events = self._events, []
         self._stale = False
-        self._ship(events, self._snapshot(facts))
+        step = None
+        if facts is not None:
+            step = (*facts, started_s - self._since_s)
+            self._since_s = started_s
+        self._ship(events, self._snapshot(step))
         self._ship_s = self._now() - started_s
 
-    def _snapshot(self, facts: StepFacts | None) -> Snapshot:
+    def _snapshot(self, step: tuple[float, float, int, int, int, float] | None) -> Snapshot:
         lefts = [stream.prefill_left for stream in self._streams.values() if not stream.paused]
         backlog = [left for left in lefts if left]
         changed = self._changed()
@@ -372,7 +379,7 @@ class DecodeLoop:
         paused = len(self._streams) - len(lefts)
         return Snapshot(
             self._cells.cells_used, self._table.sequences_used, len(lefts) - len(backlog), len(backlog),
-            self._waiting, paused, sum(backlog), self._tokens_decoded, self._tokens_prefilled, changed, dropped, facts,
+            self._waiting, paused, sum(backlog), self._tokens_decoded, self._tokens_prefilled, changed, dropped, step,
             micros,
         )  # fmt: skip
 

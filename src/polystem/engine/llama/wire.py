@@ -106,8 +106,8 @@ Command: TypeAlias = Job | Cancel | Drop | Pause | Resume | SetBudget | Close
 class Snapshot(NamedTuple):
     """The state after a step. `changed` lists (branch, tokens) of named branches, `dropped` those that are gone.
 
-    `step` is (at_s, duration_s, decoding, cells_read, prefill_tokens) or None where nothing was decoded;
-    `overhead_us` is (batch, sample, detokenise) of this step and ship of the one before.
+    `step` is the fields of a `StepSample`, or None where nothing was decoded. `overhead_us` is (batch, sample,
+    detokenise) of this step and ship of the one before.
     """
 
     cells_used: int
@@ -121,7 +121,7 @@ class Snapshot(NamedTuple):
     tokens_prefilled: int
     changed: tuple[tuple[BranchId, int], ...]
     dropped: tuple[BranchId, ...]
-    step: tuple[float, float, int, int, int] | None
+    step: tuple[float, float, int, int, int, float] | None
     overhead_us: tuple[float, float, float, float]
 
 

@@ -121,7 +121,7 @@ class StepLoop:
         prefilled = self._prefill_step(running, len(decoding))
         duration_s = self._step_cost(len(decoding), self.cells.used, prefilled) if self._step_cost else 0.0
         if decoding or prefilled:
-            self.samples.append(StepSample(at_s, duration_s, len(decoding), self.cells.used, prefilled))
+            self.samples.append(StepSample(at_s, duration_s, len(decoding), self.cells.used, prefilled, duration_s))
         return duration_s
 
     def _running(self) -> list[Job]:
