@@ -3,7 +3,7 @@
 from polystem.fleet.fleet import Fleet
 from polystem.fleet.gate import Booking, CellGate, Gate, Lease
 from polystem.fleet.session import ClosedSession, SessionView
-from polystem.fleet.settings import FleetSettings
+from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetCounters, FleetStatistics
 from polystem.fleet.turn import AttachReport, Turn
 
@@ -17,6 +17,7 @@ __all__ = [
     "FleetCounters",
     "FleetSettings",
     "FleetStatistics",
+    "FloorSettings",
     "Gate",
     "Lease",
     "SessionView",

@@ -1,6 +1,8 @@
-"""A fleet of sessions on one engine, through a gate and a tree of pools.
+"""A fleet of sessions on one engine, through its gates and a tree of pools.
 
-Owns who may run, on whose cells, and what is left afterwards. Knows no HTTP and no token rate.
+Owns who may run, on whose cells, and what is left afterwards. Knows no HTTP. A turn passes, in this order: its
+session's earlier turn, the building of the pool that it names, the floor gate, whoever prefills what it could share,
+and the gate of the cells.
 Invariant: what the ledger says is held is what the engine holds whenever no turn runs.
 """
 
@@ -14,16 +16,27 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias
 
+from polystem.capacity.asks import WorkerState
+from polystem.capacity.fits import FitStore
+from polystem.capacity.gate import FloorGate
+from polystem.capacity.policy import FloorPolicy
+from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import BadRequest, ConfigError, Conflict, Draining, EngineRestarting
+from polystem.errors import BadRequest, ConfigError, Conflict, Draining, EngineRestarting, EngineStarting
 from polystem.fleet.dropper import Dropper
+from polystem.fleet.floor_desk import FloorDesk, Passage
+from polystem.fleet.floor_facts import FactsReader
+from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.gate import Booking, CellGate, Drop, Gate
+from polystem.fleet.journal import Journal
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
+from polystem.fleet.policies import PoolPolicies
 from polystem.fleet.prefixes import PrefixWatch
+from polystem.fleet.roll import Roll
 from polystem.fleet.session import ClosedSession, Session, Sessions
-from polystem.fleet.settings import FleetSettings
+from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.tasks import to_the_end
@@ -39,7 +52,9 @@ class Fleet:
 
     Args:
         engine: started and closed by the fleet.
-        make_gate: who decides when a turn may start, given the cell ledger.
+        floor: how a floor is kept and workers are counted; None lets everybody in whose cells can be booked.
+        fits: where the fitted step model is kept; None starts from a guess each time.
+        make_gate: who decides when a turn may have its cells, given the cell ledger.
     """
 
     def __init__(
@@ -48,10 +63,17 @@ class Fleet:
         *,
         clock: Clock | None = None,
         settings: FleetSettings | None = None,
+        floor: FloorSettings | None = None,
+        fits: FitStore | None = None,
         make_gate: MakeGate = CellGate,
     ) -> None:
         self.engine = engine
         self.settings = settings = settings or FleetSettings()
+        self.floor_settings = floor
+        self._fits = fits
+        self._desk: FloorDesk | None = None
+        self._policies = PoolPolicies()
+        self._journal = Journal()
         self._clock = clock = clock or SystemClock()
         self._tally = Tally()
         self._turns: dict[Turn, None] = {}  # in the order of arrival
@@ -59,14 +81,26 @@ class Fleet:
         self._all_ended.set()
         self._draining = False
         new_branch = partial(next, count(1))
-        self._ledger = ledger = CellLedger()
+        self._ledger = ledger = CellLedger(on_release=self._pool_released)
         self._dropper = Dropper(engine)
         self._gate = gate = make_gate(ledger, self._dropper)
-        self._sessions = sessions = Sessions(ledger, settings.remembered_sessions)
+        self._sessions = sessions = Sessions(
+            ledger,
+            settings.remembered_sessions,
+            worker_state=self._worker_state,
+            on_close=self._journal.session_gone,
+        )
         self._planner = planner = Planner(ledger, sessions, settings, clock, new_branch)
         self._keeper = keeper = PoolKeeper(engine, clock, ledger, gate, self._dropper, self._tally, new_branch)
         self._prefixes = PrefixWatch(engine, clock, settings, ledger, sessions, planner, keeper)
-        self._supervisor = Supervisor(engine, keeper, settings, self._tally)
+        self._supervisor = Supervisor(
+            engine,
+            keeper,
+            settings,
+            self._tally,
+            on_restart=self._engine_restarted,
+            on_lost=self._engine_lost,
+        )
 
     async def start(self) -> None:
         """Starts the engine; returns when turns can be served. Raises SetupError."""
@@ -75,7 +109,21 @@ class Fleet:
         if not info.cells_total or not info.sequences_total:
             raise ConfigError(f"engine '{info.build}' lends no cells; a fleet needs one that does")
         self._ledger.cells_total, self._ledger.sequences_total = info.cells_total, info.sequences_total
+        self._open_desk()
         self._supervisor.start()
+
+    def _open_desk(self) -> None:
+        """The floor gate begins with what is known of this engine on this machine."""
+        floor = self.floor_settings
+        if floor is None:
+            return
+        fits = FitKeeper(self.engine.info, floor, self._fits, self._clock)
+        model, demand = fits.start()
+        gate = FloorGate(floor.gate, model, rule=floor.rule, demand=demand)
+        facts = FactsReader(self._ledger, self._sessions)
+        roll = Roll(self._journal, self._clock)
+        self._desk = FloorDesk(gate, model, self.engine, self._clock, floor, facts, fits, self._policies, roll)
+        self._desk.start()
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -83,11 +131,13 @@ class Fleet:
     async def turn(self, request: Request) -> AsyncGenerator[Turn, None]:
         """Runs one turn: entering returns with its first delta ready, leaving settles its cells.
 
-        Waits for the session's earlier turn, for a shared prefix that is being prefilled, and for cells. Leaving the
-        block early cancels the turn; its session keeps what was computed. Whatever goes wrong before the first token is
-        raised by entering.
+        Waits for the session's earlier turn, for the floor, for a shared prefix that is being prefilled, and for cells.
+        Leaving the block early cancels the turn; its session keeps what was computed. Whatever goes wrong before the
+        first token is raised by entering.
         """
         self._check_open()
+        if self._desk is not None:
+            self._desk.check(request)
         prompt = await self.engine.encode(request)
         self._check_open()
         turn = Turn(request, prompt, self._clock.now_s())
@@ -122,21 +172,34 @@ class Fleet:
 
     async def _through_the_lanes(self, turn: Turn) -> None:
         async with self._lane(turn) as turn.session:
-            self._supervisor.notice()
-            with self._prefixes.present(turn):
-                await self._prefixes.settle(turn)
-                async with await self._gate.admit(partial(self._bookings, turn)) as lease:
-                    try:
-                        await lease.cleared()
-                        await self._generate(turn)
-                    finally:
-                        await to_the_end(self._settle(turn))
+            await self._prefixes.built(turn)
+            async with self._entrance(turn) as passage:
+                self._supervisor.notice()
+                with self._prefixes.present(turn):
+                    await self._prefixes.settle(turn)
+                    await self._run(turn, passage)
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
-        session_id = turn.request.session_id
-        if session_id is None:
+        request = turn.request
+        if request.session_id is None:
             return nullcontext()
-        return self._sessions.entered(session_id, turn.begun_at, wait=self.settings.second_turn == "wait")
+        wait = self.settings.second_turn == "wait"
+        return self._sessions.entered(request.session_id, turn.begun_at, tenant=request.tenant, wait=wait)
+
+    def _entrance(self, turn: Turn) -> AbstractAsyncContextManager[Passage | None]:
+        if self._desk is None:
+            return nullcontext()
+        return self._desk.passed(turn, self._planner.private_cells(turn))
+
+    async def _run(self, turn: Turn, passage: Passage | None) -> None:
+        async with await self._gate.admit(partial(self._bookings, turn)) as lease:
+            try:
+                await lease.cleared()
+                if passage is not None:
+                    await passage.go()
+                await self._generate(turn)
+            finally:
+                await to_the_end(self._settle(turn))
 
     def _bookings(self, turn: Turn) -> Sequence[Booking]:
         self._supervisor.notice()
@@ -158,7 +221,20 @@ class Fleet:
                     turn.prefilled.set()
                 turn.output.extend(delta.tokens)
                 self._grow(turn)
-                turn.push(delta if delta.finish_reason is None else self._closing(turn, delta))
+                if delta.finish_reason is not None:
+                    await self._remember(turn)
+                    delta = self._closing(turn, delta)
+                turn.push(delta)
+
+    async def _remember(self, turn: Turn) -> None:
+        """Writes the transcript down before anybody can learn that the turn is complete."""
+        if turn.session is not None and not turn.session.closed:
+            self._write_transcript(turn.session, turn)
+            await self._journal.flushed()
+
+    def _write_transcript(self, session: Session, turn: Turn) -> None:
+        session.path = turn.certain_path()
+        self._journal.transcript(session.session_id, session.tenant, session.path)
 
     def _grow(self, turn: Turn) -> None:
         """Books on for a turn without max_tokens, half a reserve ahead of need. Raises CellsExhausted."""
@@ -196,8 +272,8 @@ class Fleet:
         if session is None or session.closed or length is None:
             await self._drop(account)
             return
-        if turn.seated_at is not None:  # else the branch is as the turn before left it
-            session.path = turn.certain_path()
+        if turn.seated_at is not None and not turn.answered:  # else the branch is as the turn before left it
+            self._write_transcript(session, turn)
         account.running, account.booked_cells = False, 0
         account.trim(length)
         account.last_used_at = session.last_used_at = self._clock.now_s()
@@ -219,12 +295,16 @@ class Fleet:
         Closing an unknown session is no error: `found` is False.
         """
         session = self._sessions.find(session_id)
-        if session is None and not self._pools_of(session_id):
+        if session is None and not self._pools_of(session_id) and self._worker_state(session_id) is None:
             return ClosedSession(session_id, found=False, dropped_cells=0)
         return await to_the_end(self._close_session(session_id, session))
 
     async def _close_session(self, session_id: str, session: Session | None) -> ClosedSession:
         held = self._ledger.held_cells
+        if session is not None:
+            self._sessions.close(session)
+        if self._desk is not None:
+            self._desk.close_worker(session_id)  # before a turn that waits for the session's name can begin anew
         if session is not None:
             await self._end_session(session)
         dropped = held - self._ledger.held_cells
@@ -238,7 +318,6 @@ class Fleet:
         return [pool for pool in self._ledger.tree.listed() if pool.owner == session_id]
 
     async def _end_session(self, session: Session) -> None:
-        self._sessions.close(session)
         for turn in [turn for turn in self._turns if turn.session is session]:
             turn.end(Conflict(f"session '{session.session_id}' was closed while its turn ran"))
             await turn.ended()
@@ -252,6 +331,7 @@ class Fleet:
             await self._keeper.release(pool)
         except Conflict:
             pool.owner = None
+            self._write_pool(pool)
 
     # --- pools ----------------------------------------------------------------------------------------------------
 
@@ -286,6 +366,7 @@ class Fleet:
         self._planner.check_pool(path, self.engine.info.context_tokens)
         self._supervisor.notice()
         pool = await self._keeper.create(path, pinned=pin, ephemeral=ephemeral, owner=session_id, shared=shared)
+        await self._journal.flushed()
         return self._ledger.view(pool)
 
     async def _pool_path(
@@ -320,7 +401,72 @@ class Fleet:
         """Keeps an ephemeral pool from being dropped when cells are needed, or no longer. Raises PoolNotFound."""
         pool = self._ledger.tree.get(pool_id)
         pool.pinned = pinned
+        self._write_pool(pool)
         return self._ledger.view(pool)
+
+    def _write_pool(self, pool: Pool) -> None:
+        self._journal.pool(pool, self._policies.of(pool.pool_id))
+
+    def _pool_released(self, pool: Pool) -> None:
+        self._policies.set(pool.pool_id, None)
+        self._journal.pool_gone(pool.pool_id)
+
+    # --- the floor ------------------------------------------------------------------------------------------------
+
+    def capacity(self) -> CapacityView | None:
+        """What the floor gate showed of itself at its last look at the engine; None without a floor gate."""
+        return None if self._desk is None else self._desk.view
+
+    def capacity_for(self, pool_id: int | None, expected_cells: int) -> Outlook:
+        """What one more worker of this pool would meet now. Changes nothing. Raises PoolNotFound, ConfigError."""
+        if pool_id is not None:
+            self._ledger.tree.get(pool_id)
+        return self._floor().outlook(pool_id, expected_cells)
+
+    def floor_policy(self) -> FloorPolicy | None:
+        """The policy that holds for everybody now; None without a floor gate."""
+        return None if self._desk is None else self._desk.gate.policy
+
+    def set_floor(self, policy: FloorPolicy) -> None:
+        """Replaces the policy that holds for everybody; nobody who was let in has to go. Raises ConfigError."""
+        self._floor().set_policy(policy)
+
+    def max_workers(self) -> int | None:
+        """The fixed limit on workers that holds now."""
+        return None if self._desk is None else self._desk.gate.max_workers
+
+    def set_max_workers(self, most: int | None) -> None:
+        """Replaces the fixed limit on workers; nobody who was let in has to go. Raises ConfigError."""
+        self._floor().set_max_workers(most)
+
+    def pool_policy(self, pool_id: int) -> FloorPolicy | None:
+        """What those who name this pool ask for beside the server's policy; None where it was never set."""
+        return self._policies.of(self._ledger.tree.get(pool_id).pool_id)
+
+    def set_pool_policy(self, pool_id: int, policy: FloorPolicy | None) -> None:
+        """Sets what those who name this pool ask for from now on. Raises PoolNotFound, ConfigError."""
+        pool = self._ledger.tree.get(pool_id)
+        self._floor()
+        self._policies.set(pool_id, policy)
+        self._write_pool(pool)
+
+    def _floor(self) -> FloorDesk:
+        if self._desk is not None:
+            return self._desk
+        if self.floor_settings is not None:
+            raise EngineStarting
+        raise ConfigError("this fleet has no floor gate", hint="make it with floor=FloorSettings()")
+
+    def _worker_state(self, session_id: str) -> WorkerState | None:
+        return None if self._desk is None else self._desk.gate.state_of(session_id)
+
+    def _engine_restarted(self) -> None:
+        if self._desk is not None:
+            self._desk.engine_restarted()
+
+    def _engine_lost(self, detail: str) -> None:
+        if self._desk is not None:
+            self._desk.engine_lost(detail)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -339,6 +485,8 @@ class Fleet:
             counters=replace(self._tally.now, branches_reclaimed=self._ledger.reclaimed),
             draining=self._draining,
             engine_lost=self._supervisor.lost,
+            floor=self.capacity(),
+            floor_faults=0 if self._desk is None else self._desk.faults,
         )
 
     def check_integrity(self) -> None:
@@ -347,6 +495,8 @@ class Fleet:
         Nothing is in the cache that was not booked; when nothing runs, the cache holds what the ledger says.
         """
         self._ledger.check_integrity()
+        if self._desk is not None:
+            self._desk.check_integrity()
         engine = self.engine.statistics()
         if self._dropper.busy or engine.boot != self._supervisor.boot or engine.state != "ready":
             return
@@ -372,6 +522,8 @@ class Fleet:
     async def drain(self, grace_s: float) -> None:
         """Takes no new work, lets what runs finish within `grace_s`, then ends it with Draining."""
         self._draining = True
+        if self._desk is not None:
+            self._desk.drain(Draining)
         self._gate.close(Draining)
         waits = [asyncio.ensure_future(self._all_ended.wait()), asyncio.ensure_future(self._clock.sleep(grace_s))]
         try:
@@ -386,6 +538,8 @@ class Fleet:
         self._draining = True
         await self._supervisor.aclose()
         await self._end_turns()
+        if self._desk is not None:
+            await self._desk.aclose()
         await self._dropper.settled()
         await self.engine.aclose()
 

@@ -63,6 +63,10 @@ class Planner:
         """The pool that the request names, if it exists."""
         return None if turn.request.pool_id is None else self._ledger.tree.find(turn.request.pool_id)
 
+    def private_cells(self, turn: Turn) -> int:
+        """The cells that the turn will need beyond what a pool lends, as things stand now."""
+        return len(turn.path) + turn.reserve_tokens - self._best_share(turn).tokens
+
     def kept_tokens(self, turn: Turn) -> int:
         """How much of the prompt the session's own branch holds."""
         account = self.own_account(turn)

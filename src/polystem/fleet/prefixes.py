@@ -74,11 +74,16 @@ class PrefixWatch:
             if turn.session is None:
                 self._over.append(turn.path)
 
-    async def settle(self, turn: Turn) -> None:
-        """Returns once nothing that the turn could share is still being prefilled by somebody else."""
+    async def built(self, turn: Turn) -> None:
+        """Returns once the pool that the turn names, if any, is no longer being prefilled."""
         named = self._planner.named_pool(turn)
         if named is not None:
             await named.settled.wait()
+
+    async def settle(self, turn: Turn) -> None:
+        """Returns once nothing that the turn could share is still being prefilled by somebody else."""
+        if self._planner.named_pool(turn) is not None:
+            await self.built(turn)
         elif self._settings.auto_pool:
             while await self._step(turn):
                 pass

@@ -8,10 +8,11 @@ Invariant: `branch` has an account in the ledger, or the session holds no cells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from polystem.capacity.asks import WorkerState
 from polystem.engine.protocol import BranchId
 from polystem.errors import Conflict
 from polystem.pool import Account, CellLedger, TokenPath
@@ -19,10 +20,11 @@ from polystem.pool import Account, CellLedger, TokenPath
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation. `users` counts turns that run or wait for it."""
+    """One conversation. `users` counts turns that run or wait for it; `tenant` is on whose account the last one ran."""
 
     session_id: str
     last_used_at: float
+    tenant: str = "default"
     path: TokenPath = field(default_factory=lambda: TokenPath(()))
     branch: BranchId | None = None
     users: int = 0
@@ -41,20 +43,42 @@ class ClosedSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as statistics show it. `cells` counts its private ones, as far as they are known."""
+    """A session as statistics show it. `cells` counts its private ones, as far as they are known.
+
+    `tokens` is the length of its transcript. `worker` is what it is to the floor gate: None where there is no gate, or
+    where its time as a worker is over.
+    """
 
     session_id: str
     cells: int
     idle: bool
     pool_id: int | None
+    tenant: str = "default"
+    worker: WorkerState | None = None
+    tokens: int = 0
 
 
 class Sessions:
-    """All sessions that are known by name."""
+    """All sessions that are known by name.
 
-    def __init__(self, ledger: CellLedger, remembered: int) -> None:
+    Args:
+        remembered: so many that hold no cells are known at most, beside those that are workers.
+        worker_state: what a session is to the floor gate, None where it is no worker.
+        on_close: hears of each session that is forgotten.
+    """
+
+    def __init__(
+        self,
+        ledger: CellLedger,
+        remembered: int,
+        *,
+        worker_state: Callable[[str], WorkerState | None] = lambda _session_id: None,
+        on_close: Callable[[str], None] = lambda _session_id: None,
+    ) -> None:
         self._ledger = ledger
         self._remembered = remembered
+        self._worker_state = worker_state
+        self._on_close = on_close
         self._sessions: dict[str, Session] = {}
 
     def __iter__(self) -> Iterator[Session]:
@@ -71,7 +95,7 @@ class Sessions:
         return self._ledger.accounts.get(session.branch) if session.branch is not None else None
 
     @asynccontextmanager
-    async def entered(self, session_id: str, at_s: float, *, wait: bool) -> AsyncGenerator[Session, None]:
+    async def entered(self, session_id: str, at_s: float, *, tenant: str, wait: bool) -> AsyncGenerator[Session, None]:
         """The session, for one turn at a time, in the order of arrival.
 
         Raises Conflict where another turn has it and `wait` is false.
@@ -84,7 +108,7 @@ class Sessions:
             try:
                 async with session.lock:
                     if not session.closed:
-                        session.last_used_at = at_s
+                        session.last_used_at, session.tenant = at_s, tenant
                         yield session
                         return
             finally:
@@ -96,6 +120,11 @@ class Sessions:
         session.closed = True
         if self._sessions.get(session.session_id) is session:
             del self._sessions[session.session_id]
+            self._on_close(session.session_id)
+
+    def bring_back(self, session_id: str, path: TokenPath, tenant: str, at_s: float) -> None:
+        """A session of an earlier life: its transcript, and no cells."""
+        self._sessions[session_id] = Session(session_id, at_s, tenant, path)
 
     def views(self) -> tuple[SessionView, ...]:
         return tuple(self._view(session) for session in self._sessions.values())
@@ -108,12 +137,18 @@ class Sessions:
             cells=account.private_cells if account else 0,
             idle=not (account and account.running),
             pool_id=pool.pool_id if pool else None,
+            tenant=session.tenant,
+            worker=self._worker_state(session.session_id),
+            tokens=len(session.path),
         )
 
     def _forget_oldest(self) -> None:
-        """Sessions without cells are remembered up to a number, those used last."""
+        """Sessions without cells are remembered up to a number, those used last; one that is a worker always is."""
         if len(self._sessions) <= self._remembered:
             return
-        empty = [each for each in self._sessions.values() if not each.users and self.account(each) is None]
+        empty = [each for each in self._sessions.values() if self._may_be_forgotten(each)]
         for session in sorted(empty, key=lambda each: each.last_used_at)[: len(self._sessions) - self._remembered]:
             self.close(session)
+
+    def _may_be_forgotten(self, session: Session) -> bool:
+        return not session.users and self.account(session) is None and self._worker_state(session.session_id) is None

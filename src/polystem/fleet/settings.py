@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
+from polystem.capacity.policy import GateSettings
+from polystem.capacity.step_model import Fit
 from polystem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polystem.capacity.gate import AdmissionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,33 @@ class FleetSettings:
                 raise ConfigError(f"{name} is {value}, the least is {least}", hint=f"raise {name}")
         if self.prefill_budget_tokens is not None and self.prefill_budget_tokens < 1:
             raise ConfigError(f"prefill_budget_tokens is {self.prefill_budget_tokens}, the least is 1")
+
+
+@dataclass(frozen=True, slots=True)
+class FloorSettings:
+    """How a fleet keeps a floor. Without a floor and without `max_workers` its gate lets everybody in and counts.
+
+    Args:
+        gate: whom the gate lets in.
+        admit_wait_s: how long a new worker waits to be let in before it is refused; a request may say otherwise. None
+            waits as long as the request lives.
+        tick_s: how often the gate looks at the engine, and how old a published view is at most.
+        fit_saved_every_s: how often the fitted step model is stored.
+        prior: what the step model starts from where none is stored; None assumes a slow machine.
+        rule: decides about newcomers in place of the floor, for comparisons.
+    """
+
+    gate: GateSettings = field(default_factory=GateSettings)
+    admit_wait_s: float | None = 30.0
+    tick_s: float = 0.1
+    fit_saved_every_s: float = 30.0
+    prior: Fit | None = None
+    rule: AdmissionRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.admit_wait_s is not None and self.admit_wait_s < 0:
+            raise ConfigError(f"admit_wait_s is {self.admit_wait_s:g}, the least is 0", hint="0 refuses at once")
+        for name, least_s in (("tick_s", 0.001), ("fit_saved_every_s", 1.0)):
+            value_s: float = getattr(self, name)
+            if not least_s <= value_s < float("inf"):
+                raise ConfigError(f"{name} is {value_s:g}, the least is {least_s:g} s", hint=f"raise {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from polystem.capacity.views import CapacityView
 from polystem.engine.protocol import EngineStatistics
 from polystem.fleet.session import SessionView
 from polystem.pool import PoolView
@@ -53,7 +54,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatistics:
-    """A snapshot of a fleet. `waiting` turns have been accepted and have no cells yet; `running` ones have."""
+    """A snapshot of a fleet. `waiting` turns have been accepted and have no cells yet; `running` ones have.
+
+    `floor` is the latest published view of the floor gate, None without one; `floor_faults` counts failures of that
+    gate itself, which are in the log.
+    """
 
     engine: EngineStatistics
     cells: CellCount
@@ -65,6 +70,8 @@ class FleetStatistics:
     counters: FleetCounters
     draining: bool
     engine_lost: str = ""
+    floor: CapacityView | None = None
+    floor_faults: int = 0
 
     @property
     def sessions_live(self) -> int:

@@ -8,6 +8,7 @@ Invariant: nobody relies on a branch of an earlier boot.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from polystem.engine.protocol import CellEngine
 from polystem.errors import EngineDied, EngineRestarting, PolystemError
@@ -17,9 +18,25 @@ from polystem.fleet.statistics import Tally
 
 
 class Supervisor:
-    """Follows one engine from boot to boot. `lost` says why there will be no further boot."""
+    """Follows one engine from boot to boot. `lost` says why there will be no further boot.
 
-    def __init__(self, engine: CellEngine, keeper: PoolKeeper, settings: FleetSettings, tally: Tally) -> None:
+    Args:
+        on_restart: called where a new boot is noticed, when its branches have been forgotten.
+        on_lost: called with the reason when the engine has given up.
+    """
+
+    def __init__(
+        self,
+        engine: CellEngine,
+        keeper: PoolKeeper,
+        settings: FleetSettings,
+        tally: Tally,
+        *,
+        on_restart: Callable[[], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._on_restart = on_restart
+        self._on_lost = on_lost
         self._engine = engine
         self._keeper = keeper
         self._settings = settings
@@ -47,10 +64,11 @@ class Supervisor:
             self.boot = boot
             self._tally.add(engine_restarts=1)
             self._keeper.forget()
+            self._on_restart()
 
     async def _watch(self) -> None:
-        """Rebuilds the pools after each restart, until the engine gives up."""
-        served_boot = self.boot
+        """Builds the pools of an earlier life, and again after each restart, until the engine gives up."""
+        served_boot = 0
         while True:
             try:
                 boot = await self._engine.wait_restart(served_boot)
@@ -64,6 +82,7 @@ class Supervisor:
                 self.notice()
                 self._keeper.give_up(error.message)
                 self.lost = error.message
+                self._on_lost(error.message)
                 return
 
     def _apply_budget(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Protocol
 
+from polystem.capacity.asks import Go
 from polystem.engine.protocol import Placement
 from polystem.errors import PolystemError
 from polystem.fleet.session import Session
@@ -45,6 +46,7 @@ class OnEnd(Protocol):
 class Turn:
     """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered.
 
+    `verdict` is what the floor gate said when it let the turn in, None where the fleet has no such gate.
     `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more.
     """
 
@@ -52,6 +54,7 @@ class Turn:
         self.request = request
         self.prompt = prompt
         self.attach = AttachReport()
+        self.verdict: Go | None = None
         self.path = TokenPath(prompt.tokens)
         self.begun_at = begun_at
         self.seated_at: float | None = None

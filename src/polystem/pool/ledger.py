@@ -84,10 +84,14 @@ class CellLedger:
     """The accounts and pools of one context.
 
     `epoch` counts how often the engine has started, `reclaimed` how many branches were dropped to make room. The totals
-    are 0, so that nothing can be booked, until the engine has told its sizes.
+    are 0, so that nothing can be booked, until the engine has told its sizes. `on_release` hears of each pool that
+    leaves the listing, whoever ends it.
     """
 
-    def __init__(self, cells_total: int = 0, sequences_total: int = 0) -> None:
+    def __init__(
+        self, cells_total: int = 0, sequences_total: int = 0, *, on_release: Callable[[Pool], None] | None = None
+    ) -> None:
+        self._on_release = on_release
         self.cells_total = cells_total
         self.sequences_total = sequences_total
         self.tree = PoolTree()
@@ -116,7 +120,12 @@ class CellLedger:
 
     @property
     def sequences_held(self) -> int:
-        return len(self.accounts) + sum(pool.state != "failed" for pool in self.tree.listed())
+        return len(self.accounts) + self.pools_held
+
+    @property
+    def pools_held(self) -> int:
+        """Pools that have a branch, or are about to."""
+        return sum(pool.state != "failed" for pool in self.tree.listed())
 
     # --- what can be booked ---------------------------------------------------------------------------------------
 
@@ -206,6 +215,8 @@ class CellLedger:
         """Takes a pool off the listing; cells that borrowers still reach stay counted as pool cells."""
         pool.listed = False
         self.tree.prune(self._reach())
+        if self._on_release is not None:
+            self._on_release(pool)
 
     def forget_branches(self) -> None:
         """The engine has lost every branch: accounts end, released pools are gone, listed ones hold nothing."""

@@ -101,11 +101,11 @@ class PoolView:
 
 
 class PoolTree:
-    """All pools of one fleet. Ids count up from 0 and are not used again."""
+    """All pools of one fleet. Ids count up from 0 and are not used again; `next_id` is the next that is given."""
 
     def __init__(self) -> None:
         self.nodes: list[Pool] = []
-        self._next_id = 0
+        self.next_id = 0
 
     def listed(self) -> Iterator[Pool]:
         """The pools that exist for callers, oldest first."""
@@ -126,7 +126,7 @@ class PoolTree:
         assert 0 <= branch_pos < len(path)
         assert (parent is None) == (branch_pos == 0)
         pool = Pool(
-            pool_id=self._next_id,
+            pool_id=self.next_id,
             branch=branch,
             path=path,
             created_at=at_s,
@@ -134,9 +134,17 @@ class PoolTree:
             parent=parent,
             branch_pos=branch_pos,
         )
-        self._next_id += 1
+        self.next_id += 1
         self.nodes.append(pool)
         return pool
+
+    def bring_back(self, pool: Pool) -> None:
+        """Plants a pool of an earlier life under the id that it had then; its parent must be here already."""
+        assert self.find(pool.pool_id) is None
+        assert 0 <= pool.branch_pos < len(pool)
+        assert pool.parent is None or pool.parent in self.nodes
+        self.nodes.append(pool)
+        self.next_id = max(self.next_id, pool.pool_id + 1)
 
     def children(self, pool: Pool) -> list[Pool]:
         """The listed pools that grew from this one."""

@@ -1,0 +1,406 @@
+"""Where turns wait for the floor gate, and where what it decides is carried out.
+
+The gate is arithmetic: it is asked, told facts about ten times a second, and answers with what is to be done. This
+module does that, and keeps whoever waits. A turn passes after its session's earlier turn has ended, and before anything
+is booked for it. Reading never asks the gate: views are published.
+Invariant: a turn is inside exactly while the gate takes its worker's turn for a running one, and whoever waits here is
+present in the gate's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from polystem.capacity.gate import (
+    Action,
+    Ask,
+    Expire,
+    FloorGate,
+    FloorPolicy,
+    Forget,
+    Go,
+    Let,
+    Pause,
+    Refused,
+    Resume,
+    SetBudget,
+    Wait,
+)
+from polystem.capacity.step_model import StepModel
+from polystem.capacity.views import CapacityView, Outlook
+from polystem.clock import Clock
+from polystem.engine.protocol import BranchId, CellEngine
+from polystem.errors import AdmissionRefused, EngineLost, PolystemError, Unavailable
+from polystem.fleet.floor_facts import FactsReader
+from polystem.fleet.floor_model import FitKeeper
+from polystem.fleet.policies import PoolPolicies, asked_policy, check_floor
+from polystem.fleet.roll import Roll
+from polystem.fleet.settings import FloorSettings
+from polystem.fleet.turn import Turn
+from polystem.messages import Request
+
+UNNAMED = "\x1f"
+"""Begins the made-up worker ids of turns without a session; no session id on the wire may hold it."""
+
+_log = logging.getLogger(__name__)
+
+
+def _going() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One turn at the gate. `inside` says that the gate has let it in, `going` is clear while it is paused."""
+
+    turn: Turn
+    ask: Ask
+    let: asyncio.Future[Go]
+    inside: bool = False
+    going: asyncio.Event = field(default_factory=_going)
+
+    @property
+    def branch(self) -> BranchId | None:
+        """Where its turn runs, None before it has cells."""
+        return None if self.turn.account is None else self.turn.account.branch
+
+    async def go(self) -> None:
+        """Returns when the turn is not paused: it may have been before it reached the engine."""
+        while not self.going.is_set():
+            await self.going.wait()
+
+
+class FloorDesk:
+    """The asyncio side of one floor gate.
+
+    `view` is what the gate showed of itself at the last tick. `faults` counts failures of the gate itself: they are
+    logged, and the desk goes on.
+    """
+
+    def __init__(
+        self,
+        gate: FloorGate,
+        model: StepModel,
+        engine: CellEngine,
+        clock: Clock,
+        settings: FloorSettings,
+        facts: FactsReader,
+        fits: FitKeeper,
+        policies: PoolPolicies,
+        roll: Roll,
+    ) -> None:
+        self.gate = gate
+        self._model = model
+        self._engine = engine
+        self._clock = clock
+        self._settings = settings
+        self._facts = facts
+        self._fits = fits
+        self._policies = policies
+        self._roll = roll
+        self._passages: dict[str, Passage] = {}
+        self._unnamed = count(1)
+        self._budget_tokens: int | None = None
+        self._closed: Callable[[], PolystemError] | None = None
+        self._something_to_do = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+        self.faults = 0
+        self.view: CapacityView = gate.snapshot(clock.now_s())
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to look at the engine, for as long as there is anything to do."""
+        self.gate.restore(self._roll.restored(self.gate.policy, self._policies), self._clock.now_s())
+        self._ticker = asyncio.create_task(self._tick_on(), name="floor-desk")
+        self._something_to_do.set()
+
+    async def aclose(self) -> None:
+        """Stops looking, stores the fit. Safe to call twice, and before `start`."""
+        if self._ticker is not None and not self._ticker.done():
+            self._ticker.cancel()
+            await asyncio.wait([self._ticker])
+            await self._fits.save(self._model, self.gate.demand)
+
+    def drain(self, error: Callable[[], PolystemError]) -> None:
+        """Lets nobody in any more: whoever waits gets this error and keeps its place, as does whoever comes later."""
+        self._closed = error
+        self.gate.drain()
+        self._turn_away(error)
+
+    def engine_lost(self, detail: str) -> None:
+        """The engine will not come back: whoever waits is told."""
+        self._turn_away(lambda: EngineLost(detail))
+
+    def _turn_away(self, error: Callable[[], PolystemError]) -> None:
+        for passage in self._passages.values():
+            if not passage.let.done():
+                passage.let.set_exception(error())
+
+    def engine_restarted(self) -> None:
+        """The engine has started anew: steps may take another time, and it has forgotten budget and pauses."""
+        self.gate.engine_restarted(self._clock.now_s())
+        for passage in self._passages.values():
+            passage.going.set()
+        if self._budget_tokens is not None:
+            self._engine.set_prefill_budget(self._budget_tokens)
+        self._something_to_do.set()
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raises FloorBelowServer where a request asks for less than is kept for everybody."""
+        check_floor(request.floor_tps, self.gate.policy)
+
+    @asynccontextmanager
+    async def passed(self, turn: Turn, cells: int) -> AsyncGenerator[Passage, None]:
+        """The turn inside the gate: entering waits until it is let in, leaving tells the gate that it is over.
+
+        A new worker waits as long as its request says, a continuation until it can go. A named worker that leaves
+        while it waits keeps its place. Raises AdmissionRefused, Draining, EngineLost, Unavailable.
+        """
+        passage = self._arrive(turn, cells)
+        try:
+            turn.verdict = await self._let_in(passage)
+            yield passage
+        finally:
+            self._leave(passage)
+
+    def _arrive(self, turn: Turn, cells: int) -> Passage:
+        if self._closed is not None:
+            raise self._closed()
+        if not self._something_to_do.is_set():
+            self._tick()  # nobody has looked at the engine for a while
+        ask = self._ask_for(turn, cells)
+        passage = Passage(turn, ask, asyncio.get_running_loop().create_future())
+        verdict = self._checked(ask)
+        if isinstance(verdict, Refused):
+            raise self._refusal(ask, verdict)
+        self._passages[ask.worker] = passage
+        if isinstance(verdict, Go):
+            self._let(passage, verdict)
+        else:
+            self._roll.queued(ask, turn.request.floor_tps)
+        self._act()
+        self._something_to_do.set()
+        return passage
+
+    def _checked(self, ask: Ask) -> Go | Wait | Refused:
+        """The gate's verdict. Raises Unavailable where the check itself fails."""
+        if self._engine.statistics().state == "failed":
+            raise EngineLost(self._engine.statistics().detail)
+        try:
+            return self.gate.arrive(ask, self._clock.now_s())
+        except Exception as error:
+            self._note_fault(error)
+            raise Unavailable("the admission check failed; look at the server's log", reason="gate_failed") from error
+
+    def _ask_for(self, turn: Turn, cells: int) -> Ask:
+        request = turn.request
+        session_id = request.session_id
+        return Ask(
+            worker=f"{UNNAMED}{next(self._unnamed)}" if session_id is None else session_id,
+            tenant=request.tenant,
+            policy=asked_policy(self.gate.policy, self._policies.of(request.pool_id), request.floor_tps),
+            cells=cells,
+            pool_id=request.pool_id,
+            named=session_id is not None,
+        )
+
+    async def _let_in(self, passage: Passage) -> Go:
+        if not passage.let.done() and not await self._waited(passage):
+            refused = self._give_up(passage)
+            await self._roll.flushed()
+            raise refused
+        verdict = passage.let.result()
+        if passage.ask.named:
+            await self._roll.flushed()
+        return verdict
+
+    async def _waited(self, passage: Passage) -> bool:
+        """Returns whether the passage is settled before its patience is over."""
+        limit_s = self._patience_s(passage)
+        if limit_s == float("inf"):
+            await asyncio.wait([passage.let])
+        elif limit_s > 0:
+            sleep = asyncio.ensure_future(self._clock.sleep(limit_s))
+            try:
+                await asyncio.wait([passage.let, sleep], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleep.cancel()
+        return passage.let.done()
+
+    def _patience_s(self, passage: Passage) -> float:
+        if self.gate.state_of(passage.ask.worker) != "queued":
+            return float("inf")  # a continuation is never refused
+        asked_s, own_s = passage.turn.request.admit_wait_s, self._settings.admit_wait_s
+        return asked_s if asked_s is not None else float("inf") if own_s is None else own_s
+
+    def _give_up(self, passage: Passage) -> AdmissionRefused:
+        """Takes a passage out that was not let in in time; a named worker keeps its place for a retry."""
+        ask = passage.ask
+        del self._passages[ask.worker]
+        refused = self.gate.leave(ask.worker, self._clock.now_s(), keeps_place=ask.named)
+        self._act()
+        assert refused is not None
+        return self._refusal(ask, refused)
+
+    def _refusal(self, ask: Ask, refused: Refused) -> AdmissionRefused:
+        return AdmissionRefused(
+            reason=refused.reason,
+            retry_after_s=refused.retry_after_s,
+            place=refused.place,
+            floor_tps=self.view.floor_tps,
+            pool_id=ask.pool_id,
+        )
+
+    def _leave(self, passage: Passage) -> None:
+        """Tells the gate how a passage ended, unless its worker was closed or it was refused."""
+        worker = passage.ask.worker
+        if self._passages.get(worker) is not passage:
+            return
+        del self._passages[worker]
+        now_s = self._clock.now_s()
+        try:
+            if passage.inside:
+                self.gate.end_turn(worker, now_s, output_tokens=len(passage.turn.output))
+            else:
+                self.gate.leave(worker, now_s, keeps_place=passage.ask.named)
+        except Exception as error:
+            self._note_fault(error)
+        self._act()
+        self._something_to_do.set()
+
+    def close_worker(self, worker: str) -> bool:
+        """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
+
+        Whoever ends the turn itself does that after this.
+        """
+        self._passages.pop(worker, None)
+        queued = self.gate.state_of(worker) == "queued"
+        found = self.gate.close(worker, self._clock.now_s(), cancelled=queued)
+        self._roll.gone(worker)
+        self._act()
+        self._something_to_do.set()
+        return found
+
+    def knows(self, worker: str) -> bool:
+        """Whether this worker is queued, live or held."""
+        return self.gate.state_of(worker) is not None
+
+    # --- what the gate decides ------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Does what the gate wants done now. Nothing while the engine is down: whoever was let in would fail."""
+        if self._engine.statistics().state != "ready":
+            return
+        try:
+            for action in self.gate.decide(self._clock.now_s()):
+                self._do(action)
+        except Exception as error:
+            self._note_fault(error)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Let(worker, verdict):
+                self._let(self._passages[worker], verdict)
+            case Pause(worker):
+                self._pause(self._passages.get(worker))
+            case Resume(worker):
+                self._resume(self._passages.get(worker))
+            case SetBudget(tokens):
+                self._budget_tokens = tokens
+                self._engine.set_prefill_budget(tokens)
+            case Expire(worker) | Forget(worker):
+                self._roll.gone(worker)
+
+    def _let(self, passage: Passage, verdict: Go) -> None:
+        passage.inside = True
+        self._roll.admitted(passage.ask, passage.turn.request.floor_tps)
+        if not passage.let.done():
+            passage.let.set_result(verdict)
+
+    def _pause(self, passage: Passage | None) -> None:
+        if passage is not None:
+            passage.going.clear()
+            if passage.branch is not None:
+                self._engine.pause(passage.branch)
+
+    def _resume(self, passage: Passage | None) -> None:
+        if passage is not None:
+            passage.going.set()
+            if passage.branch is not None:
+                self._engine.resume(passage.branch)
+
+    # --- ticks ----------------------------------------------------------------------------------------------------
+
+    async def _tick_on(self) -> None:
+        while True:
+            await self._something_to_do.wait()
+            self._tick()
+            await self._fits.save_when_due(self._model, self.gate.demand)
+            if self._is_idle():
+                self._something_to_do.clear()
+            await self._clock.sleep(self._settings.tick_s)
+
+    def _tick(self) -> None:
+        """Tells the gate what the engine does, does what it wants, publishes what it shows."""
+        try:
+            now_s = self._clock.now_s()
+            inside = {worker: passage.turn for worker, passage in self._passages.items() if passage.inside}
+            self.gate.observe(self._facts.read(self._engine.statistics(), inside, self._roll.admitted_workers), now_s)
+        except Exception as error:
+            self._note_fault(error)
+        self._act()
+        self._publish()
+
+    def _publish(self) -> None:
+        try:
+            self.view = self.gate.snapshot(self._clock.now_s())
+        except Exception as error:
+            self._note_fault(error)
+
+    def _is_idle(self) -> bool:
+        view = self.view
+        return not (self._passages or view.queued or view.live or view.held or view.decoding or view.foreign)
+
+    def _note_fault(self, error: Exception) -> None:
+        self.faults += 1
+        _log.error("the floor gate failed, it goes on (failure %d)", self.faults, exc_info=error)
+
+    # --- told and asked at run time -------------------------------------------------------------------------------
+
+    def set_policy(self, policy: FloorPolicy) -> None:
+        """Replaces what holds for everybody."""
+        self.gate.set_policy(policy)
+        self._tick()
+        self._something_to_do.set()
+
+    def set_max_workers(self, max_workers: int | None) -> None:
+        """Replaces the fixed limit on workers; those who are in stay in."""
+        self.gate.set_max_workers(max_workers)
+        self._tick()
+        self._something_to_do.set()
+
+    def outlook(self, pool_id: int | None, cells: int) -> Outlook:
+        """What one more worker of this pool and so many private cells would meet. Changes nothing."""
+        policy = asked_policy(self.gate.policy, self._policies.of(pool_id), None)
+        return self.gate.capacity_for(policy, self._clock.now_s(), pool_id=pool_id, cells=cells)
+
+    def check_integrity(self) -> None:
+        """Fails where desk and gate contradict each other."""
+        self.gate.check_integrity()
+        for worker, passage in self._passages.items():
+            state = self.gate.state_of(worker)
+            assert state is not None
+            assert passage.inside == passage.let.done() or passage.let.cancelled() or passage.let.exception()
+            assert not (passage.inside and state == "queued")
+        for worker in self._roll.admitted_workers:
+            assert self.gate.state_of(worker) in ("live", "held")

@@ -1,0 +1,71 @@
+"""What the floor gate is told, gathered from the engine, the ledger and the turns inside.
+
+Reads only. Cells count as used where a pool, a running turn or an admitted worker holds or has booked them; those of
+anybody else can be had at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from polystem.capacity.facts import Facts, Step
+from polystem.capacity.step_model import StepLoad
+from polystem.engine.protocol import EngineStatistics
+from polystem.fleet.session import Sessions
+from polystem.fleet.turn import Turn
+from polystem.pool import Account, CellLedger
+
+
+class FactsReader:
+    """Gathers facts of one fleet. Steps are handed on once."""
+
+    def __init__(self, ledger: CellLedger, sessions: Sessions) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._last_step_at = float("-inf")
+
+    def read(self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str]) -> Facts:
+        """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
+        ledger = self._ledger
+        held = self._accounts(inside, members)
+        return Facts(
+            steps=self._new_steps(engine),
+            decoding=engine.decoding,
+            prefilling=engine.prefilling,
+            prefill_backlog_tokens=engine.prefill_backlog_tokens,
+            cells_total=engine.cells_total,
+            cells_used=(pool_cells := ledger.pool_cells) + sum(account.claimed_cells for account in held.values()),
+            pool_cells=pool_cells,
+            seats_total=engine.sequences_total,
+            seats_used=ledger.pools_held + len(held),
+            turn_tokens={worker: len(turn.output) for worker, turn in inside.items()},
+            worker_cells={worker: _private_cells(account, engine) for worker, account in held.items()},
+        )
+
+    def _accounts(self, inside: Mapping[str, Turn], members: Iterable[str]) -> dict[str, Account]:
+        """The branches of admitted workers, by worker."""
+        accounts: dict[str, Account] = {}
+        for worker in members:
+            session = self._sessions.find(worker)
+            account = None if session is None else self._sessions.account(session)
+            if account is not None:
+                accounts[worker] = account
+        for worker, turn in inside.items():
+            if turn.account is not None and self._ledger.holds(turn.account):
+                accounts[worker] = turn.account
+        return accounts
+
+    def _new_steps(self, engine: EngineStatistics) -> tuple[Step, ...]:
+        new: list[Step] = []
+        for sample in reversed(engine.steps):
+            if sample.at_s <= self._last_step_at:
+                break
+            load = StepLoad(sample.decoding, sample.cells_read, sample.prefill_tokens)
+            new.append(Step(load, sample.period_s, sample.at_s))
+        if new:
+            self._last_step_at = new[0].at_s
+        return tuple(reversed(new))
+
+
+def _private_cells(account: Account, engine: EngineStatistics) -> int:
+    return max(0, engine.branch_tokens.get(account.branch, account.tokens) - account.shared_tokens)

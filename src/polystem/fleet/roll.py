@@ -1,0 +1,108 @@
+"""The named workers of a fleet, as far as a restart must know of them.
+
+The gate decides about workers; this roll remembers, for each that is queued or admitted, what its place was and what it
+asked for, and has it written down. A turn without a session is not on it: its request dies with the process.
+Invariant: a worker is queued or admitted, never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from polystem.capacity.gate import Ask, FloorPolicy, RestoredWorker
+from polystem.clock import Clock
+from polystem.fleet.journal import Journal
+from polystem.fleet.policies import PoolPolicies, asked_policy
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One named worker. `place` orders the queue: who was submitted earlier has the lower number."""
+
+    worker: str
+    tenant: str
+    floor_tps: float | None
+    pool_id: int | None
+    cells: int
+    place: int
+    submitted_wall_s: float
+
+
+class Roll:
+    """Keeps members and writes them down as they change."""
+
+    def __init__(self, journal: Journal, clock: Clock, earlier: Iterable[tuple[Member, bool]] = ()) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._queued: dict[str, Member] = {}
+        self._admitted: dict[str, Member] = {}
+        last = 0
+        for member, admitted in earlier:
+            (self._admitted if admitted else self._queued)[member.worker] = member
+            last = max(last, member.place)
+        self._places = count(last + 1)
+
+    @property
+    def admitted_workers(self) -> Collection[str]:
+        """Those who were let in and have not been closed since."""
+        return self._admitted.keys()
+
+    def queued(self, ask: Ask, floor_tps: float | None) -> None:
+        """A turn waits. A continuation that is held stays admitted."""
+        if not ask.named or ask.worker in self._admitted:
+            return
+        member = self._as_asked(ask, floor_tps, self._queued.get(ask.worker))
+        if member != self._queued.get(ask.worker):
+            self._queued[ask.worker] = member
+            self._journal.worker(member, admitted=False)
+
+    def admitted(self, ask: Ask, floor_tps: float | None) -> None:
+        """A turn is let in."""
+        if not ask.named:
+            return
+        known = self._admitted.get(ask.worker)
+        member = self._as_asked(ask, floor_tps, known or self._queued.pop(ask.worker, None))
+        if member != known:
+            self._admitted[ask.worker] = member
+            self._journal.worker(member, admitted=True)
+
+    def gone(self, worker: str) -> None:
+        """The worker is done or cancelled; its session may live on as a transcript."""
+        if self._queued.pop(worker, None) or self._admitted.pop(worker, None):
+            self._journal.worker_gone(worker)
+
+    async def flushed(self) -> None:
+        """Returns once all of this would survive the end of the process."""
+        await self._journal.flushed()
+
+    def restored(self, server: FloorPolicy, policies: PoolPolicies) -> Sequence[RestoredWorker]:
+        """All members, as the gate of a new process takes them in: in the order of their places."""
+        members = [(member, False) for member in self._queued.values()]
+        members += [(member, True) for member in self._admitted.values()]
+        return [
+            RestoredWorker(
+                worker=member.worker,
+                tenant=member.tenant,
+                policy=asked_policy(server, policies.of(member.pool_id), member.floor_tps),
+                cells=member.cells,
+                pool_id=member.pool_id,
+                queued=not admitted,
+            )
+            for member, admitted in sorted(members, key=lambda each: each[0].place)
+        ]
+
+    def _as_asked(self, ask: Ask, floor_tps: float | None, known: Member | None) -> Member:
+        """The member with what this turn asks for; its place stays, and so do its cells until it is let in."""
+        if known is not None:
+            return replace(known, tenant=ask.tenant, floor_tps=floor_tps, pool_id=ask.pool_id)
+        return Member(
+            worker=ask.worker,
+            tenant=ask.tenant,
+            floor_tps=floor_tps,
+            pool_id=ask.pool_id,
+            cells=ask.cells,
+            place=next(self._places),
+            submitted_wall_s=self._clock.wall_s(),
+        )
