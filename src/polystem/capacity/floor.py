@@ -167,11 +167,10 @@ def most_that_hold(limit: int, holds: Callable[[int], bool]) -> int:
 
 def _log_weights(workers: int, demand: Demand, times: StepTimes, crowd: Crowd) -> list[float]:
     """log of pi_1/pi_0 .. pi_N/pi_0, each from the one before: times (N-k+1)/k * L*tau(k)/Z."""
-    per_step = demand.turn_tokens / demand.think_s / (1 - crowd.prefill_share)
+    per_step = log(demand.turn_tokens) - log(demand.think_s) - log(1 - crowd.prefill_share)
     logs: list[float] = []
     total = 0.0
     for streams in range(1, workers + 1):
-        odds = (workers - streams + 1) / streams * per_step
-        total += log(odds * times.mean_s(crowd.load(streams)))
+        total += per_step + log((workers - streams + 1) / streams * times.mean_s(crowd.load(streams)))
         logs.append(total)
     return logs

@@ -1,0 +1,173 @@
+"""A plan says what the gate will let in, and its inverse agrees with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polystem.capacity.floor import share_under_floor
+from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, Shape, plan
+from polystem.capacity.step_model import Fit, FitTimes
+from polystem.errors import ConfigError
+
+FIT = Fit(0.02, 0.004, 4e-6, 0.002, (5e-4, 1e-4, 1e-7, 1e-4), 5000, 0.002)
+SHAPE = Shape(prefix_tokens=1216, private_tokens=400, turn_tokens=40, think_s=3.0)
+LIMITS = PlanLimits(cells_total=65_536)
+
+shapes = st.builds(
+    Shape, st.integers(0, 4000), st.integers(1, 3000), st.floats(1, 500), st.floats(0, 60), st.floats(0, 400)
+)
+fits = st.builds(
+    Fit,
+    st.floats(1e-3, 0.3),
+    st.floats(0, 0.05),
+    st.floats(0, 1e-5),
+    st.floats(0, 0.01),
+    deviations=st.tuples(st.floats(0, 0.01), st.floats(0, 0.001), st.floats(0, 1e-7), st.floats(0, 1e-3)),
+    samples=st.just(100),
+    noise_s=st.floats(0, 0.01),
+)
+limits = st.builds(PlanLimits, st.integers(1, 60_000), st.integers(1, 64))
+
+
+def curve_of(shape: Shape = SHAPE, limits: PlanLimits = LIMITS) -> PlanCurve:
+    return plan(FIT, shape, (), limits)
+
+
+@given(fits, shapes, limits, st.integers(1, 64))
+@settings(deadline=None, max_examples=60)
+def test_the_floor_for_so_many_lets_in_so_many_and_a_higher_one_does_not(
+    fit: Fit, shape: Shape, limits: PlanLimits, workers: int
+) -> None:
+    curve = plan(fit, shape, (), limits)
+    floor_tps = curve.floor_for(workers)
+    if floor_tps is None:
+        assert workers > curve.most_fitting
+        assert curve.at(1e-3).workers < workers
+    elif floor_tps > 1e-2:
+        assert curve.at(floor_tps).workers >= workers
+        above = curve.at(floor_tps * 1.001)
+        assert above.workers < workers or (workers == 1 and not above.keeps_floor)
+
+
+@given(fits, shapes, limits, st.floats(0.1, 100))
+@settings(deadline=None, max_examples=60)
+def test_who_is_let_in_meets_the_gates_conditions_and_one_more_does_not(
+    fit: Fit, shape: Shape, limits: PlanLimits, floor_tps: float
+) -> None:
+    curve = plan(fit, shape, (), limits)
+    of = FitTimes(fit)
+
+    def lets_in(workers: int) -> bool:
+        crowd = curve.crowd(workers)
+        return (
+            share_under_floor(workers, floor_tps, shape.demand, of, crowd) <= 0.05 * 0.92
+            and of.upper_s(crowd.load(workers)) <= 2 / floor_tps
+            and shape.prefix_tokens + workers * shape.private_tokens <= 0.9 * limits.cells_total
+            and workers <= limits.seats_total
+        )
+
+    point = curve.at(floor_tps)
+    assert point.workers == 1 or lets_in(point.workers)
+    assert not lets_in(point.workers + 1)
+    assert point.keeps_floor == (of.upper_s(curve.crowd(1).load(1)) <= (1 - curve.crowd(1).prefill_share) / floor_tps)
+
+
+@pytest.mark.parametrize(
+    ("binding", "shape", "limits", "floor_tps"),
+    [
+        ("floor", SHAPE, LIMITS, 10.0),
+        ("burst", replace(SHAPE, think_s=600), LIMITS, 10.0),
+        ("cells", SHAPE, replace(LIMITS, cells_total=4096), 5.0),
+        ("seats", SHAPE, replace(LIMITS, seats_total=3), 5.0),
+    ],
+)
+def test_the_condition_that_refuses_the_next_is_named(
+    binding: Binding, shape: Shape, limits: PlanLimits, floor_tps: float
+) -> None:
+    point = plan(FIT, shape, [floor_tps], limits).points[0]
+    assert point.binding == binding
+    assert point.workers == point.limits[binding] == min(point.limits.values())
+
+
+def test_a_floor_out_of_reach_still_has_one_worker() -> None:
+    point = curve_of().at(1000)
+    assert (point.workers, point.k_star, point.keeps_floor) == (1, 0, False)
+    assert curve_of(limits=PlanLimits(cells_total=10)).at(1).workers == 1
+
+
+def test_points_come_in_the_order_that_was_asked_for() -> None:
+    points = plan(FIT, SHAPE, [20, 5, 10], LIMITS).points
+    assert [point.floor_tps for point in points] == [20, 5, 10]
+    assert points[1].workers > points[2].workers > points[0].workers
+
+
+def test_the_curve_falls_with_every_worker_and_ends_where_cells_do() -> None:
+    curve = curve_of(limits=replace(LIMITS, cells_total=16_384))
+    stairs = curve.staircase()
+    assert [workers for workers, _ in stairs] == list(range(1, curve.most_fitting + 1))
+    heights = [floor for _, floor in stairs]
+    assert heights == sorted(heights, reverse=True)
+    assert heights[0] == curve.alone_tps
+    assert curve.staircase(5) == stairs[:5]
+    assert curve.floor_for(curve.most_fitting + 1) is None
+
+
+def test_shared_cells_count_once() -> None:
+    assert SHAPE.cells(8) == 1216 + 8 * 400
+    pooled = curve_of(limits=replace(LIMITS, cells_total=16_384)).most_fitting
+    private = curve_of(replace(SHAPE, prefix_tokens=0, private_tokens=1616), replace(LIMITS, cells_total=16_384))
+    assert pooled == 33
+    assert private.most_fitting == 9
+
+
+def test_prompts_that_come_with_each_turn_take_their_share() -> None:
+    chatty = replace(SHAPE, result_tokens=200)
+    crowd = curve_of(chatty).crowd(8)
+    assert 0 < crowd.prefill_share < 1
+    assert curve_of(chatty).at(10).workers < curve_of().at(10).workers
+    # what goes in comes out: turns in a second times the prompt of each
+    step_s = FIT.mean_s(crowd.load(8)) / (1 - crowd.prefill_share)
+    most = 8 * 0.4 / (3 + 0.4 + 40 * FIT.mean_s(crowd.load(0)) / (1 - crowd.prefill_share))
+    least = 8 * 0.4 / (3 + 0.4 + 40 * step_s)
+    assert least < crowd.prefill_share < most
+
+
+def test_without_thinking_the_prefill_share_is_that_of_a_closed_loop() -> None:
+    shape = replace(SHAPE, think_s=0, result_tokens=50)
+    rho = curve_of(shape).crowd(4).prefill_share
+    decode_s = 40 * FIT.mean_s(curve_of(shape).crowd(4).load(4)) / (1 - rho)
+    assert rho == pytest.approx(4 * 0.1 / (decode_s + 0.1), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefix_tokens", -1), ("private_tokens", 0), ("turn_tokens", 0), ("think_s", nan), ("result_tokens", inf)],
+)
+def test_an_impossible_shape_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        replace(SHAPE, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("cells_total", 0), ("seats_total", 0), ("cell_line", 1.1), ("under_share", -0.1), ("upper_z", nan)],
+)
+def test_impossible_limits_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name):
+        replace(LIMITS, **{name: value})
+
+
+@pytest.mark.parametrize("floor_tps", [0, -1, nan, inf])
+def test_a_plan_for_no_floor_is_refused(floor_tps: float) -> None:
+    with pytest.raises(ConfigError, match="floor_tps"):
+        plan(FIT, SHAPE, [floor_tps], LIMITS)
+
+
+def test_a_plan_for_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="workers"):
+        curve_of().floor_for(0)
