@@ -1,0 +1,144 @@
+"""The runs of the gate's bench: which arms there are, and who runs against whom in which order.
+
+Invariant: all runs of a contest do the same token work under the same floor.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.gate_disturbed import disturbance
+from bench.gate_figures import ArmPoint, Outcome, abba, as_good, found_again_s, outcome_of, windows_of
+from bench.gate_load import LIMIT_S, Arm, ArmRun, Load, Machine, run_arm
+from bench.gate_rules import MeasuredMean
+from bench.record import tell
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.fleet import FloorSettings
+from polystem.harness.rows import TurnRow
+
+__all__ = ["MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "static"]
+
+NO_GATE, MEASURED_MEAN, OURS = "no gate", "measured mean", "floor gate"
+SLOWER = 1.05
+"""An arm that takes so many times as long as ours does not do as well."""
+
+
+def static(limit: int) -> str:
+    """The name of the arm with a fixed number of workers."""
+    return f"static {limit}"
+
+
+def make_arm(name: str, floor_tps: float) -> Arm:
+    """An arm by its name; every worker waits as long as it has to."""
+    if name == NO_GATE:
+        return Arm(name, None)
+    if name.startswith("static "):
+        gate = GateSettings(max_workers=int(name.removeprefix("static ")))
+        return Arm(name, FloorSettings(gate=gate, admit_wait_s=None))
+    rule = MeasuredMean() if name == MEASURED_MEAN else None
+    gate = GateSettings(policy=FloorPolicy(floor_tps=floor_tps))
+    return Arm(name, FloorSettings(gate=gate, admit_wait_s=None, rule=rule))
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A disturbed run; `found_again_s` from when it was disturbed until its floor held."""
+
+    kind: str
+    outcome: Outcome
+    found_again_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A fixed limit in the disturbances: as far as it did as well as ours, and the run in which it did not."""
+
+    limit: int
+    passed: int
+    failed_on: str | None
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class Contest:
+    """All runs on one model."""
+
+    machine: Machine
+    load: Load
+    floor_tps: float
+    outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: {})
+    looks: int = 0
+    out_of_balance: int = 0
+
+    async def sweep(self, limits: Sequence[int], rounds: int) -> None:
+        """Every fixed limit."""
+        for arms in abba([static(limit) for limit in limits], rounds):
+            for name in arms:
+                await self._run(name)
+
+    async def rounds(self, names: Sequence[str], rounds: int) -> dict[str, list[Outcome]]:
+        """Arms side by side; the outcomes of these rounds alone, so that they pair up."""
+        begun = {name: len(self.outcomes.get(name, ())) for name in names}
+        for arms in abba(names, rounds):
+            for name in arms:
+                await self._run(name)
+        return {name: self.outcomes[name][begun[name] :] for name in names}
+
+    async def _run(self, name: str) -> None:
+        outcome = self._note(await run_arm(self.machine, make_arm(name, self.floor_tps), self.load))
+        self.outcomes.setdefault(name, []).append(outcome)
+        tell(f"{self.machine.model}, {name}: {outcome}")
+
+    def _note(self, run: ArmRun) -> Outcome:
+        self.looks += run.watch.looks
+        self.out_of_balance += run.watch.out_of_balance
+        return outcome_of(run.record, run.arm, self.floor_tps, cut=run.cut, held_s=run.watch.held_s)
+
+    def points(self) -> dict[str, ArmPoint]:
+        """Where each arm lies: the medians of its runs."""
+        return {name: _medians(outcomes) for name, outcomes in self.outcomes.items()}
+
+    # --- disturbances ---------------------------------------------------------------------------------------------
+
+    async def disturbed(self, kinds: Sequence[str], rounds: int) -> dict[str, list[Disturbed]]:
+        """Our arm under each disturbance."""
+        found: dict[str, list[Disturbed]] = {kind: [] for kind in kinds}
+        for order in abba(kinds, rounds):
+            for kind in order:
+                found[kind].append(await self._disturbed(OURS, kind, LIMIT_S))
+        return found
+
+    async def rivals(self, limits: Sequence[int], ours: dict[str, list[Disturbed]]) -> list[Rival]:
+        """Every fixed limit under one disturbance after the other, as long as it does as well as ours."""
+        marks = {kind: _medians([run.outcome for run in runs]) for kind, runs in ours.items()}
+        return [await self._rival(limit, marks) for limit in limits]
+
+    async def _rival(self, limit: int, marks: dict[str, ArmPoint]) -> Rival:
+        run = None
+        for passed, (kind, mark) in enumerate(marks.items()):
+            run = await self._disturbed(static(limit), kind, SLOWER * mark.wall_s + 1)
+            if not as_good(run.outcome.point, mark, slower=SLOWER):
+                return Rival(limit, passed, kind, run.outcome)
+        assert run is not None
+        return Rival(limit, len(marks), None, run.outcome)
+
+    async def _disturbed(self, name: str, kind: str, limit_s: float) -> Disturbed:
+        """A third into the time that our undisturbed run takes, for as long again."""
+        third_s = statistics.median(outcome.wall_s for outcome in self.outcomes[OURS]) / 3
+        planned = disturbance(kind, self.load, after_s=third_s, lasts_s=third_s)
+        arm = make_arm(name, self.floor_tps)
+        run = await run_arm(self.machine, arm, planned.load, disturb=planned.disturb, limit_s=limit_s)
+        outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
+        until_s = min(planned.ended_s, max((turn.last_token_s for turn in turns), default=0.0))
+        again_s = found_again_s(windows_of(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
+        tell(f"{self.machine.model}, {name}, {kind}: the floor holds again after {again_s:.1f} s; {outcome}")
+        return Disturbed(kind, outcome, again_s)
+
+
+def _medians(outcomes: Sequence[Outcome]) -> ArmPoint:
+    return ArmPoint(
+        statistics.median(outcome.wall_s for outcome in outcomes),
+        statistics.median(outcome.share_under for outcome in outcomes),
+    )
