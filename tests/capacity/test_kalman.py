@@ -1,0 +1,69 @@
+"""The filter by itself: outliers, parts at zero, the cap."""
+
+from __future__ import annotations
+
+import pytest
+
+from polystem.capacity.kalman import Covariance, Kalman, Vector, times_vector
+
+ONES: Vector = (1.0, 1.0, 1.0, 1.0)
+APART: Covariance = (1.0, 0, 0, 0, 1.0, 0, 0, 1.0, 0, 1.0)
+FIRST: Vector = (1.0, 0.0, 0.0, 0.0)
+
+
+def test_a_measurement_moves_what_it_saw_and_makes_it_surer() -> None:
+    kalman = Kalman(ONES, APART, ONES)
+    score = kalman.measure(FIRST, 0.5, noise=1.0, clip_sigma=5)
+    assert score == pytest.approx(0.5 / 2**0.5)
+    assert kalman.value == pytest.approx((1.25, 1, 1, 1))
+    assert kalman.variances() == pytest.approx((0.5, 1, 1, 1))
+
+
+def test_an_outlier_alone_is_not_learned_and_a_second_one_counts_at_the_bound() -> None:
+    kalman = Kalman(ONES, APART, ONES)
+    kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
+    assert kalman.value == ONES
+    kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
+    assert kalman.value[0] == pytest.approx(1 + 5 * 2**0.5 / 2)
+
+
+def test_outliers_on_opposite_sides_do_not_confirm_each_other() -> None:
+    kalman = Kalman(ONES, APART, ONES)
+    for innovation in (100.0, -100.0, 100.0):
+        kalman.measure(FIRST, innovation, noise=1.0, clip_sigma=5)
+    assert kalman.value == ONES
+
+
+def test_after_it_was_calmed_the_next_outlier_stands_alone() -> None:
+    kalman = Kalman(ONES, APART, ONES)
+    kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
+    kalman.calm()
+    kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
+    assert kalman.value == ONES
+
+
+def test_a_part_that_would_be_negative_stops_at_zero_and_its_partner_makes_up_for_it() -> None:
+    together: Covariance = (1.0, -0.9, 0, 0, 1.0, 0, 0, 1.0, 0, 1.0)
+    kalman = Kalman((0.1, 1.0, 0.0, 0.0), together, ONES)
+    seen: Vector = (1.0, 1.0, 0.0, 0.0)
+    kalman.measure(seen, -0.5, noise=1e-6, clip_sigma=5)
+    assert min(kalman.value) == 0.0
+    assert kalman.value[0] + kalman.value[1] == pytest.approx(0.6, abs=0.05)
+
+
+def test_no_part_gets_less_sure_than_the_cap_and_correlations_stay() -> None:
+    kalman = Kalman(ONES, APART, ONES)
+    kalman.widen(100.0, 1.0, 0.05)
+    assert kalman.variances() == pytest.approx(ONES)
+    assert kalman.covariance[1] == pytest.approx(100 / 102)
+
+
+def test_a_part_at_zero_can_come_back() -> None:
+    kalman = Kalman((0.0, 1.0, 1.0, 1.0), (0.0, 0, 0, 0, 0.0, 0, 0, 0.0, 0, 0.0), ONES)
+    kalman.widen(0.01, 0.01, 0.05)
+    assert kalman.variances()[0] == pytest.approx(0.01 * 0.05**2)
+
+
+def test_a_covariance_times_a_vector_is_the_matrix_product() -> None:
+    p: Covariance = (1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    assert times_vector(p, (1.0, 10.0, 100.0, 1000.0)) == (4321, 7652, 9863, 10974)
