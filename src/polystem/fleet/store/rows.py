@@ -1,0 +1,66 @@
+"""What a store keeps: values that a fleet hands over and gets back after a restart of its server.
+
+Knows no file. Invariant of `StoredFleet`: next_pool_id > every pool id that was ever given, released ones included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from polystem.messages import JsonObject
+from polystem.pool import TokenPath
+
+WorkerState: TypeAlias = Literal["queued", "live", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorker:
+    """A session as the gate knows it. `place` orders queued workers; `submitted_wall_s` is seconds since 1970."""
+
+    session_id: str
+    tenant: str
+    state: WorkerState
+    place: int
+    submitted_wall_s: float
+    floor_tps: float | None = None
+    pool_id: int | None = None
+    cells: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """What is known of a session: its transcript, empty where none was saved, and its place at the gate, if any."""
+
+    session_id: str
+    path: TokenPath
+    worker: StoredWorker | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPool:
+    """A pool to be built again under its id. `policy` is what its admission was set to, as JSON; None if it was not."""
+
+    pool_id: int
+    path: TokenPath
+    parent_id: int | None
+    branch_pos: int
+    pinned: bool
+    ephemeral: bool
+    auto: bool
+    owner: str | None
+    created_at: float
+    policy: JsonObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFleet:
+    """All that a store holds. `boots` counts the servers that opened it, this one included.
+
+    The session whose transcript was saved longest ago comes first; pools come in the order of their ids.
+    """
+
+    sessions: tuple[StoredSession, ...]
+    pools: tuple[StoredPool, ...]
+    next_pool_id: int
+    boots: int
