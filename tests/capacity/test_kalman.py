@@ -53,14 +53,14 @@ def test_a_part_that_would_be_negative_stops_at_zero_and_its_partner_makes_up_fo
 
 def test_no_part_gets_less_sure_than_the_cap_and_correlations_stay() -> None:
     kalman = Kalman(ONES, APART, ONES)
-    kalman.widen(100.0, 1.0, 0.05)
+    kalman.widen(100.0, ONES, 0.05)
     assert kalman.variances() == pytest.approx(ONES)
     assert kalman.covariance[1] == pytest.approx(100 / 102)
 
 
 def test_a_part_at_zero_can_come_back() -> None:
     kalman = Kalman((0.0, 1.0, 1.0, 1.0), (0.0, 0, 0, 0, 0.0, 0, 0, 0.0, 0, 0.0), ONES)
-    kalman.widen(0.01, 0.01, 0.05)
+    kalman.widen(0.01, (0.01, 0.01, 0.01, 0.01), 0.05)
     assert kalman.variances()[0] == pytest.approx(0.01 * 0.05**2)
 
 

@@ -153,6 +153,18 @@ def test_a_change_of_the_machines_tempo_is_found_soon(step_s: float, within: int
         assert abs(error(model, engine, of(7))) < 0.20
 
 
+def test_a_long_prompt_that_costs_more_than_short_ones_says_nothing_about_streams() -> None:
+    a, b, c, d = MACHINES["middling"]
+    engine = Engine((a, b, c, d), noise=0.05)
+    model = StepModel(PRIOR)
+    engine.teach(model, scheduled(1000))
+    engine.coefficients = (a, b, c, 1.6 * d)
+    for _ in range(60):
+        engine.teach(model, [of(4, 256)])
+        assert abs(error(model, engine, of(4))) < 0.1
+    assert abs(error(model, engine, of(4, 256))) < 0.1
+
+
 def test_one_step_of_ten_times_the_length_moves_nothing() -> None:
     engine = Engine(MACHINES["middling"], noise=0.1)
     model = StepModel(PRIOR)

@@ -108,21 +108,22 @@ class Kalman:
         v0, v1, v2, v3 = (max(each, 0.0) for each in value)
         self.value = (v0, v1, v2, v3)
 
-    def widen(self, together: float, each: float, least: float) -> None:
-        """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by its own.
+    def widen(self, together: float, each: Vector, least: float) -> None:
+        """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by itself.
 
         Both are squares of relative deviations. A coefficient below `least` walks as if it were that large, so that
         one that was clipped to nothing can come back.
         """
         v0, v1, v2, v3 = self.value
+        e0, e1, e2, e3 = each
         t0, t1, t2, t3 = together * v0, together * v1, together * v2, together * v3
         w0, w1, w2, w3 = max(v0, least), max(v1, least), max(v2, least), max(v3, least)
         p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
         self.covariance = (
-            p00 + t0 * v0 + each * w0 * w0, p01 + t0 * v1, p02 + t0 * v2, p03 + t0 * v3,
-            p11 + t1 * v1 + each * w1 * w1, p12 + t1 * v2, p13 + t1 * v3,
-            p22 + t2 * v2 + each * w2 * w2, p23 + t2 * v3,
-            p33 + t3 * v3 + each * w3 * w3,
+            p00 + t0 * v0 + e0 * w0 * w0, p01 + t0 * v1, p02 + t0 * v2, p03 + t0 * v3,
+            p11 + t1 * v1 + e1 * w1 * w1, p12 + t1 * v2, p13 + t1 * v3,
+            p22 + t2 * v2 + e2 * w2 * w2, p23 + t2 * v3,
+            p33 + t3 * v3 + e3 * w3 * w3,
         )  # fmt: skip
         self._keep_to_cap()
 

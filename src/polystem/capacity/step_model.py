@@ -24,6 +24,9 @@ _UNITS: Vector = (1.0, 8.0, 4096.0, 128.0)
 
 _PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 _LEAST_TEMPO_S = 1e-6
+_LEAST_PART = 0.05
+"""A coefficient walks as if it made up at least this much of a step of 8 streams: what is 0 can come back."""
+_PROMPT_DOUBT = 0.5
 _RECENT = 16
 _FIRST = 40
 """Steps of a boot in which a change of tempo is believed at once: the fit may be of another machine."""
@@ -139,6 +142,7 @@ class StepModelSettings:
             mean step of that time.
         walk_together: relative deviation by which all coefficients drift together in a second (tempo of the machine).
         walk_each: the same for each by itself (fragmented cells, other kernels).
+        walk_prompts: the same for d, which depends on how long the prompts are that are just being read.
         clip_sigma: an innovation beyond this many deviations counts as one at this bound.
         change_least_s: a new tempo is believed after so many seconds of steps.
         start_together: relative deviation of the tempo at the start of a boot, beyond what the fit says of itself.
@@ -151,6 +155,7 @@ class StepModelSettings:
     rate_over_steps: int = 16
     walk_together: float = 0.01
     walk_each: float = 0.003
+    walk_prompts: float = 0.03
     clip_sigma: float = 5.0
     change_least_s: float = 0.25
     start_together: float = 0.3
@@ -159,7 +164,7 @@ class StepModelSettings:
 
     def __post_init__(self) -> None:
         for name in (
-            *("upper_z", "rate_over_s", "rate_over_steps", "walk_together", "walk_each", "clip_sigma"),
+            *("upper_z", "rate_over_s", "rate_over_steps", "walk_together", "walk_each", "walk_prompts", "clip_sigma"),
             *("change_least_s", "start_together", "start_each", "floor_margin"),
         ):
             value: float = getattr(self, name)
@@ -265,7 +270,7 @@ class StepModel:
         self._spread.learn(mean_s, mean_s * min(max(ratio - 1.0, -clip), clip))
         run = self._watch.changed(score, duration_s, settings.change_least_s if self._samples > _FIRST else 0.0)
         if run:
-            self._change_tempo(run)
+            self._account_for(run)
 
     def prefill_budget_tokens(self, load: StepLoad, floor_tps: float, *, least: int, most: int) -> int:
         """Prompt tokens that fit into the next step beside the streams of `load` without breaking their floor.
@@ -290,19 +295,36 @@ class StepModel:
         if last_at is None or at_s <= last_at:
             return
         passed_s = min(at_s - last_at, 60.0)
-        together, each = self._settings.walk_together, self._settings.walk_each
-        self._kalman.widen(together * together * passed_s, each * each * passed_s, 0.05)
+        settings = self._settings
+        apart = settings.walk_each * settings.walk_each * passed_s
+        prompts = settings.walk_prompts * settings.walk_prompts * passed_s
+        together = settings.walk_together * settings.walk_together * passed_s
+        self._kalman.widen(together, (apart, apart, apart, prompts), _LEAST_PART)
 
-    def _change_tempo(self, run: int) -> None:
-        """All coefficients take the multiple that the steps since the change had at the median."""
+    def _account_for(self, run: int) -> None:
+        """The last `run` steps were off on one side for good.
+
+        Where they are mostly prompts it is d that is in doubt: long prompts attend to more, and are no reason to think
+        otherwise of streams. Else the machine has another tempo.
+        """
         recent = list(self._recent)[-run:]
-        factor = median(each_s / (self._units(features) * self._tempo_s) for features, each_s in recent)
-        self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
-        doubt = min(abs(factor - 1.0), 1.0)
-        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (0.2 * doubt) ** 2, 0.05)
+        per_prompt = self._kalman.value[3]
+        whole = sum(self._units(features) for features, _ in recent)
+        if 2 * per_prompt * sum(features[3] for features, _ in recent) > whole:
+            self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2), _LEAST_PART)
+        else:
+            self._change_tempo(recent)
         self._kalman.calm()
         self._watch.reset()
         self._spread.drop_block()
+
+    def _change_tempo(self, recent: list[tuple[Vector, float]]) -> None:
+        """All coefficients take the multiple that these steps had at the median."""
+        factor = median(took_s / (self._units(features) * self._tempo_s) for features, took_s in recent)
+        self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
+        doubt = min(abs(factor - 1.0), 1.0)
+        apart = (0.2 * doubt) ** 2
+        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart), _LEAST_PART)
 
 
 class FitTimes:
@@ -342,7 +364,8 @@ def _filter_from(fit: Fit, tempo_s: float, settings: StepModelSettings) -> Kalma
     own = (p00, p11, p22, p33)
     cap = [max(v * v, 0.25, each) for v, each in zip(value, own, strict=True)]
     kalman = Kalman(value, (p00, p01, p02, p03, p11, p12, p13, p22, p23, p33), (cap[0], cap[1], cap[2], cap[3]))
-    kalman.widen(settings.start_together**2, settings.start_each**2, 0.05)
+    apart = settings.start_each**2
+    kalman.widen(settings.start_together**2, (apart, apart, apart, apart), _LEAST_PART)
     return kalman
 
 
