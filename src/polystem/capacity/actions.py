@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from polystem.capacity.asks import Go
 
-__all__ = ["Action", "Expire", "Forget", "Let", "Pause", "Resume", "SetBudget"]
+__all__ = ["Action", "Expire", "Forget", "Let", "Offload", "Pause", "Resume", "SetBudget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,16 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Offload:
+    """The private cells of this worker may go: it is on hold, nothing of it runs, and they slow everybody's steps.
+
+    Its next turn reads its prompt again. Best effort: cells that cannot go now may stay.
+    """
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetBudget:
     """So many prompt tokens may be prefilled in one step while others decode."""
 
@@ -53,4 +63,4 @@ class Forget:
     worker: str
 
 
-Action: TypeAlias = Let | Pause | Resume | SetBudget | Expire | Forget
+Action: TypeAlias = Let | Pause | Resume | Offload | SetBudget | Expire | Forget

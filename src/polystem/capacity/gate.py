@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from math import ceil
 
-from polystem.capacity.actions import Action, Expire, Forget, Let, Pause, Resume, SetBudget
+from polystem.capacity.actions import Action, Expire, Forget, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
 from polystem.capacity.demand import DemandEstimate
 from polystem.capacity.facts import Facts, Step
@@ -46,6 +46,7 @@ __all__ = [
     "GateState",
     "Go",
     "Let",
+    "Offload",
     "Pause",
     "Reason",
     "Refused",
@@ -171,6 +172,7 @@ class FloorGate:
             self._refresh(now_s)
         if parts.is_ours:
             parts.ladder.measure(parts.meter.measured_tps, self._seating.kept_floor_tps(), now_s)
+            parts.ladder.crowd(self._seating.is_crowded(), now_s)
 
     def decide(self, now_s: float) -> tuple[Action, ...]:
         """What is to be done now; to be asked after every other call, and carried out at once."""
@@ -357,8 +359,10 @@ class FloorGate:
 
     def _may_go(self, worker: Worker) -> bool:
         """Whether a turn that waits may begin, if it is the first that does."""
-        nothing_runs = not self._parts.roster.running
-        return nothing_runs or (not worker.on_hold and self._seating.turn_fits())
+        roster = self._parts.roster
+        if not roster.running:
+            return not roster.paused
+        return not (worker.on_hold or roster.paused) and self._seating.turn_fits()
 
     def _stop_turn(self, worker: Worker, now_s: float) -> None:
         """Whatever of it ran or waited is over."""
@@ -401,6 +405,7 @@ class FloorGate:
             if worker is not None:
                 before = max(worker.tokens, worker.prepaid_tokens)
                 worker.cells, worker.most_cells = cells, max(worker.most_cells, cells)
+                worker.offloaded_cells = 0
                 more = max(worker.tokens, worker.prepaid_tokens) - before
                 if more:
                     self._parts.queue.charge(worker.ask.tenant, more)
@@ -462,15 +467,25 @@ class FloorGate:
         if not parts.settings.ladder:
             return
         if ladder.pause_due(now_s) and len(parts.roster.running) > 1:
-            victim = next(worker for worker in parts.roster.newest_first() if worker.name in parts.roster.running)
-            parts.roster.pause(victim, now_s)
-            ladder.climbed(now_s)
-            parts.shrinks += 1
-            actions.append(Pause(victim.name))
-        elif ladder.hold_due(now_s) and len(parts.roster.running) > 1:
+            self._pause_newest(now_s, actions)
+        elif ladder.hold_due(now_s) and len(parts.roster.running) + len(parts.roster.waiting) > 1:
+            self._offload_longest_held(now_s, actions)
             self._hold_newest(now_s)
         elif ladder.return_due(now_s):
             self._take_one_back(now_s, actions)
+
+    def _pause_newest(self, now_s: float, actions: list[Action]) -> None:
+        """One turn stands still, or as many as it takes by the model to have the others above half the floor."""
+        parts, roster = self._parts, self._parts.roster
+        line_s = 1 / (parts.settings.pause_line * (self._seating.kept_floor_tps() or 1.0))
+        victims = [worker for worker in roster.newest_first() if worker.name in roster.running][:-1]
+        for paused, victim in enumerate(victims):
+            if paused and parts.forecast.mean_s(len(roster.running)) <= line_s:
+                break
+            roster.pause(victim, now_s)
+            parts.shrinks += 1
+            actions.append(Pause(victim.name))
+        parts.ladder.climbed(now_s)
 
     def _hold_newest(self, now_s: float) -> None:
         roster = self._parts.roster
@@ -481,16 +496,31 @@ class FloorGate:
             self._parts.ladder.climbed(now_s)
             self._parts.shrinks += 1
 
+    def _offload_longest_held(self, now_s: float, actions: list[Action]) -> None:
+        """Cells of a worker on hold are read in every step; where that is a part worth having, they go."""
+        parts, roster = self._parts, self._parts.roster
+        whole_s = parts.forecast.mean_s(len(roster.running))
+        for worker in roster.on_hold.values():
+            stands_still = worker.name in roster.waiting or worker.name in roster.idle
+            spared_s = parts.model.fit.per_cell_s * (worker.cells or 0)
+            if stands_still and spared_s >= parts.settings.offload_share * whole_s:
+                worker.offloaded_cells, worker.cells = worker.cells or 0, None
+                parts.ladder.climbed(now_s)
+                actions.append(Offload(worker.name))
+                return
+
     def _take_one_back(self, now_s: float, actions: list[Action]) -> None:
         """The last that was paused, else the last whose turns were held, where there is room for it."""
         parts, roster = self._parts, self._parts.roster
         if roster.paused and self._seating.turn_fits():
             self._resume(next(reversed(roster.paused.values())), now_s, actions)
-        elif roster.on_hold and not roster.paused and self._seating.one_more_active_fits():
-            _, worker = roster.on_hold.popitem()
-            worker.on_hold = False
-            parts.ladder.resumed(now_s)
-            parts.grows += 1
+        elif roster.on_hold and not roster.paused:
+            worker = next(reversed(roster.on_hold.values()))
+            if self._seating.one_more_active_fits(worker.offloaded_cells):
+                del roster.on_hold[worker.name]
+                worker.on_hold, worker.offloaded_cells = False, 0
+                parts.ladder.resumed(now_s)
+                parts.grows += 1
 
     def _resume(self, worker: Worker, now_s: float, actions: list[Action]) -> None:
         self._parts.roster.run(worker, now_s)
@@ -499,7 +529,8 @@ class FloorGate:
         actions.append(Resume(worker.name))
 
     def _let_held(self, now_s: float, actions: list[Action]) -> None:
-        """Turns that stand still first where nothing else runs, then those that wait, first come, first served."""
+        """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait,
+        first come, first served."""
         roster = self._parts.roster
         if roster.paused and not roster.running:
             self._resume(next(reversed(roster.paused.values())), now_s, actions)

@@ -4,8 +4,8 @@ Clocks only: it says when the next rung is due, the gate says who it meets.
 
     under the line        stop admitting, smallest prefill chunk         at once
       for hold_after_s    hold the newest worker's next turn             one more each hold_after_s
-    under half the floor
-      for hold_after_s    pause the newest in mid-decode                 one more each hold_after_s
+    under pause_line
+      for hold_after_s    pause the newest in mid-decode                 some more each hold_after_s
     above the line        one comes back, the last one first             cool_after_hold_s after the last hold,
                                                                          cool_after_resume_s after the last that came
 
@@ -28,6 +28,7 @@ class Ladder:
         self._settings = settings
         self._under_since: float | None = None
         self._deep_since: float | None = None
+        self._crowded_since: float | None = None
         self._climbed_at = _NEVER
         self._resumed_at = _NEVER
 
@@ -40,11 +41,15 @@ class Ladder:
         if rate_tps is None or floor_tps is None:
             rate_tps, floor_tps = 1.0, 0.0
         self._under_since = _since(self._under_since, rate_tps < self._settings.under_line * floor_tps, now_s)
-        self._deep_since = _since(self._deep_since, rate_tps < floor_tps / 2, now_s)
+        self._deep_since = _since(self._deep_since, rate_tps < self._settings.pause_line * floor_tps, now_s)
+
+    def crowd(self, crowded: bool, now_s: float) -> None:
+        """Takes in whether the workers of now are far more than the floor has room for, by the model."""
+        self._crowded_since = _since(self._crowded_since, crowded, now_s)
 
     def hold_due(self, now_s: float) -> bool:
         """Whether one more worker's next turn is to be held."""
-        return self._lasted(self._under_since, now_s)
+        return self._lasted(self._under_since, now_s) or self._lasted(self._crowded_since, now_s)
 
     def pause_due(self, now_s: float) -> bool:
         """Whether one more turn is to stand still."""

@@ -81,6 +81,10 @@ class GateSettings:
         cool_after_resume_s: pause after a worker came back before the next may.
         cool_after_hold_s: pause after a hold before anybody comes back.
         under_line: share of the floor below which the ladder is climbed.
+        pause_line: share of the floor below which turns are paused in mid-decode.
+        crowded_share: workers are put on hold as well where the predicted share under the floor is above this.
+        offload_share: cells of a worker on hold go where they take this share of a step.
+        turn_margin: a turn begins where the predicted step takes this part of what the floor allows.
         chunk_min_tokens: least prefill in a step, whatever the floor says.
         chunk_max_tokens: most prefill in a step.
         session_ttl_s: an idle live worker is counted as done after so long.
@@ -104,6 +108,10 @@ class GateSettings:
     cool_after_resume_s: float = 2.0
     cool_after_hold_s: float = 6.0
     under_line: float = 0.95
+    pause_line: float = 0.5
+    crowded_share: float = 0.5
+    offload_share: float = 0.02
+    turn_margin: float = 0.97
     chunk_min_tokens: int = 32
     chunk_max_tokens: int = 512
     session_ttl_s: float = 300.0
@@ -127,6 +135,10 @@ class GateSettings:
             ("cool_after_resume_s", 0.0, 3600.0),
             ("cool_after_hold_s", 0.0, 3600.0),
             ("under_line", 0.1, 1.0),
+            ("pause_line", 0.0, 1.0),
+            ("crowded_share", 0.0, 1.0),
+            ("offload_share", 0.0, 1.0),
+            ("turn_margin", 0.1, 1.0),
             ("chunk_min_tokens", 1, 1_000_000),
             ("chunk_max_tokens", self.chunk_min_tokens, 1_000_000),
             ("session_ttl_s", 1.0, 1e7),

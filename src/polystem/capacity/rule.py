@@ -96,7 +96,8 @@ class FloorRule:
         return None
 
     def _not_yet(self, state: GateState) -> Reason | None:
-        if state.samples < self._settings.cold_samples and state.now_s < state.settle_until:
+        cold = state.samples < self._settings.cold_samples and state.now_s < state.settle_until
+        if cold and state.running:
             return "settling"
         if state.held or state.on_hold or state.under_floor:
             return "saturated, hold"

@@ -24,6 +24,8 @@ __all__ = ["GateParts", "Seating"]
 
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
+_FINISHED_TO_TELL = 3
+"""Workers that have to be done before their final size is believed."""
 
 
 @dataclass(slots=True)
@@ -189,19 +191,27 @@ class Seating:
     # --- cells and seats ------------------------------------------------------------------------------------------
 
     def grown_cells(self, cells: int) -> int:
-        """What a worker with so many private cells now will have in the end, as far as those that are done tell."""
-        return max(cells, int(self._parts.estimate.final_cells.value))
+        """What a worker with so many private cells now will have in the end, as far as can be told."""
+        return max(cells, self._final_cells())
 
     def promised_cells(self) -> int:
         """Cells of all that were let in once they have grown: pools counted once, private cells for each."""
-        facts, grown = self._parts.facts, int(self._parts.estimate.final_cells.value)
-        cells = facts.cells_used
+        cells, grown = self._parts.facts.cells_used, self._final_cells()
         for worker in self._parts.roster.admitted.values():
             if worker.cells is None:
                 cells += max(worker.ask.cells, grown)
             elif worker.cells < grown:
                 cells += grown - worker.cells
         return cells
+
+    def _final_cells(self) -> int:
+        """The mean of those that are done. Before a few are: twice what the present ones have, as if at half way."""
+        known = self._parts.estimate.final_cells
+        if known.count >= _FINISHED_TO_TELL:
+            return int(known.value)
+        present = [worker.cells for worker in self._parts.roster.admitted.values() if worker.cells is not None]
+        half_way = 2 * sum(present) / len(present) if present else 0.0
+        return int(max(known.value, half_way))
 
     def seats_promised(self) -> int:
         """Sequence ids of pools and others, and one for each worker that was let in."""
@@ -212,19 +222,30 @@ class Seating:
     # --- turns ----------------------------------------------------------------------------------------------------
 
     def turn_fits(self) -> bool:
-        """Whether one more turn may run beside those that do."""
+        """Whether one more turn may run beside those that do, with the cells that all of them will have said."""
         parts = self._parts
         running = len(parts.roster.running)
         floor_tps = self.kept_floor_tps()
         if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
             return True
-        return parts.forecast.mean_s(running + 1) <= 1 / floor_tps
+        said_cells = int((running + 1) * parts.forecast.demand.turn_tokens)
+        return parts.forecast.mean_s(running + 1, said_cells) <= parts.settings.turn_margin / floor_tps
 
-    def one_more_active_fits(self) -> bool:
-        """Whether one more worker may be taken off hold: at eps, where a newcomer needs to stay below it."""
+    def is_crowded(self) -> bool:
+        """Whether those that are not on hold would be under the floor for most of their time, by the model."""
+        parts = self._parts
+        floor_tps = self.kept_floor_tps()
+        active = len(parts.roster.admitted) - len(parts.roster.on_hold)
+        if floor_tps is None or active < 2:
+            return False
+        return parts.forecast.share_under(active, floor_tps) > parts.settings.crowded_share
+
+    def one_more_active_fits(self, more_cells: int) -> bool:
+        """Whether one more worker may be taken off hold, and brings so many cells back: at eps, where a newcomer
+        needs to stay below it."""
         parts = self._parts
         floor_tps = self.kept_floor_tps()
         active = len(parts.roster.admitted) - len(parts.roster.on_hold)
         if floor_tps is None or not active:
             return True
-        return parts.forecast.share_under(active + 1, floor_tps) <= parts.settings.under_share
+        return parts.forecast.share_under(active + 1, floor_tps, more_cells) <= parts.settings.under_share

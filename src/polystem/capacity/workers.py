@@ -43,6 +43,7 @@ class Worker:
     prepaid_tokens: int = 0
     cells: int | None = None
     most_cells: int = 0
+    offloaded_cells: int = 0
     settle_until: float = 0.0
     settle_tokens: int = 0
     paused: bool = False
