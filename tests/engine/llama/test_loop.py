@@ -67,9 +67,9 @@ DECODE_S, LOGITS_S, SHIP_S, REST_S = 0.5, 0.25, 0.125, 64.0
 class PretendedKernels:
     """Keeps the tokens of each sequence and answers with `next_token`; has room for `room` cells, shared ones once."""
 
-    def __init__(self, room: int, clock: HandClock) -> None:
+    def __init__(self, room: int, clock: HandClock, micro: int) -> None:
         self.clock = clock
-        self.physical_cells, self.batch_tokens, self.micro_batch_tokens = 1024, 600, 16
+        self.physical_cells, self.batch_tokens, self.micro_batch_tokens = 8192, 600, micro
         self.room = room
         self.held = dict[int, list[tuple[int, object]]]()
         self.outputs: list[int] = []
@@ -130,9 +130,9 @@ class Driver:
     More comes from `at_rest` whenever the loop has nothing to run.
     """
 
-    def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32) -> None:
+    def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32, micro: int = 16) -> None:
         self.clock = HandClock()
-        self.kernels = PretendedKernels(cells if room is None else room, self.clock)
+        self.kernels = PretendedKernels(cells if room is None else room, self.clock, micro)
         self.inbox = Inbox()
         self.inbox.at_rest = self._rest
         self.at_rest: Callable[[], Iterable[Command]] = lambda: ()
@@ -142,7 +142,7 @@ class Driver:
         self.at_report: Callable[[int], Iterable[Command]] = lambda _: ()
         self.loop = DecodeLoop(
             self.kernels,
-            LlamaSettings(Path("none"), cells=cells, sequences=8, prefill_chunk_tokens=chunk, self_check=True),
+            LlamaSettings(Path("none"), cells=cells, sequences=16, prefill_chunk_tokens=chunk, self_check=True),
             pieces=PieceTable(lambda token: b"%d " % token, size=VOCAB, hidden=frozenset({0})),
             eog=frozenset({0}),
             compile_constraint=lambda _: pytest.fail("no grammar here"),
@@ -221,6 +221,26 @@ def test_decoding_goes_on_in_each_step_while_a_prompt_is_prefilled_under_the_bud
     assert max(step[4] for step in mixed) == 7
     assert driver.tokens(1) == expected(range(5), 30)
     assert driver.tokens(2) == expected(range(100), 2)
+
+
+def test_a_long_prompt_beside_eight_streams_keeps_the_budget_of_every_step_and_follows_it_at_once() -> None:
+    driver = Driver(cells=8000, chunk=512, micro=128)
+    budgets = {2: 512, 3: 100, 9: 32, 20: 128, 30: 33, 31: 400, 34: 64}
+    long = answer(9, (n % VOCAB for n in range(6000)), 2)
+    driver.at_report = lambda report: [
+        *([SetBudget(budgets[report])] if report in budgets else []),
+        *([long] if report == 2 else []),
+    ]
+    driver.run(*(answer(n, range(3), 120) for n in range(1, 9)))
+    steps = [snapshot.step for snapshot in driver.snapshots if snapshot.step]
+    assert [step[2] for step in steps[1:38]] == [8] * 37
+    in_force = 512
+    for report, step in enumerate(steps[2:38], 2):
+        in_force = budgets.get(report, in_force)
+        passes = {512: 504, 128: 120, 400: 376}  # so that no pass of 128 rows is begun for a few of them
+        assert step[4] == passes.get(in_force, in_force)
+    assert sum(step[4] for step in steps) == 6000 + 8 * 3
+    assert all(driver.tokens(n) == expected(range(3), 120) for n in range(1, 9))
 
 
 def test_without_decoding_a_prompt_takes_whole_chunks_whatever_the_budget() -> None:

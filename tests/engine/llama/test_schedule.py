@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polystem.engine.llama.schedule import StepPlan, fair_shares, plan_step, smaller
+from polystem.engine.llama.schedule import StepPlan, fair_shares, in_whole_passes, plan_step, smaller
 
 
 @dataclass
@@ -66,6 +67,32 @@ def test_shares_use_the_budget_up_and_never_favour_the_larger_want(wants: list[i
     assert all(0 <= share <= want for share, want in zip(shares, wants, strict=True))
     level = max(shares)
     assert all(share >= level - 1 or share == want for share, want in zip(shares, wants, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("budget", "decoding", "taken"),
+    [
+        (32, 8, 32),
+        (120, 8, 120),
+        (128, 8, 120),
+        (400, 8, 376),
+        (512, 1, 511),
+        (32, 120, 32),
+        (32, 256, 32),
+        (1, 200, 1),
+    ],
+)
+def test_prompts_leave_the_last_pass_out_where_they_would_hardly_fill_it(
+    budget: int, decoding: int, taken: int
+) -> None:
+    assert in_whole_passes(budget, decoding=decoding, pass_tokens=128) == taken
+
+
+@given(st.integers(1, 2048), st.integers(1, 256), st.integers(32, 1024))
+def test_whole_passes_take_at_least_half_of_the_budget_and_never_more(budget: int, decoding: int, size: int) -> None:
+    taken = in_whole_passes(budget, decoding=decoding, pass_tokens=size)
+    assert (budget + 1) // 2 <= taken <= budget
+    assert taken == budget or (taken + decoding) % size == 0
 
 
 def test_a_short_budget_goes_to_the_small_wants_first() -> None:

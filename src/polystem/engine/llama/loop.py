@@ -20,7 +20,7 @@ from polystem.engine.llama.branches import Branch, BranchTable, SequenceMemory
 from polystem.engine.llama.cells import CellMap
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
 from polystem.engine.llama.sampling import RawLogprobs, Sampler, TokenConstraint
-from polystem.engine.llama.schedule import StepPlan, plan_step, smaller
+from polystem.engine.llama.schedule import StepPlan, in_whole_passes, plan_step, smaller
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.stream import Stream
 from polystem.engine.llama.text import PieceTable
@@ -248,8 +248,10 @@ class DecodeLoop:
     def _plan_of(self, streams: list[Stream], *, promised_cells: int = 0) -> StepPlan[Stream]:
         decoding = sum(not stream.prefill_left for stream in streams)
         budget = self._chunk_tokens
-        if decoding:  # rows beyond a chunk would cost one more pass over the weights
-            budget = min(self._budget_tokens, max(1, self._chunk_tokens - decoding))
+        if decoding:
+            budget = in_whole_passes(
+                min(self._budget_tokens, budget), decoding=decoding, pass_tokens=self._context.micro_batch_tokens
+            )
         return plan_step(
             streams, free_cells=self._cells.cells_free, budget_tokens=budget, promised_cells=promised_cells
         )

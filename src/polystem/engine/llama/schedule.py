@@ -67,6 +67,15 @@ def plan_step(
     return StepPlan(decoding, chunks, waiting)
 
 
+def in_whole_passes(prefill_tokens: int, *, decoding: int, pass_tokens: int) -> int:
+    """At most `prefill_tokens`: fewer where the rows that they make with those that decode end in a pass over the
+    weights that is mostly empty, unless that would leave less than half of them.
+    """
+    beyond = (decoding + prefill_tokens) % pass_tokens
+    fewer = prefill_tokens - beyond
+    return fewer if 2 * fewer >= prefill_tokens else prefill_tokens
+
+
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
     """Divides a budget evenly; what a small want leaves goes to the larger ones.
 
