@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 JsonObject: TypeAlias = Mapping[str, Any]
+DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Request:
     template_args: JsonObject = field(default_factory=lambda: {})
     session_id: str | None = None
     pool_id: int | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     floor_tps: float | None = None
     admit_wait_s: float | None = None
 

@@ -29,7 +29,7 @@ from polystem.fleet.floor_desk import FloorDesk, Passage
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.gate import Booking, CellGate, Drop, Gate
-from polystem.fleet.journal import Journal
+from polystem.fleet.journal import Journal, members_of, policy_in
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
 from polystem.fleet.policies import PoolPolicies
@@ -38,10 +38,11 @@ from polystem.fleet.roll import Roll
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
+from polystem.fleet.store import FleetStore, StoredFleet
 from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn
-from polystem.messages import Delta, JsonObject, Message, Request, Timings, Tool
+from polystem.messages import DEFAULT_TENANT, Delta, JsonObject, Message, Request, Timings, Tool
 from polystem.pool import Account, CellLedger, Pool, PoolView, TokenPath, templated_prefix
 
 MakeGate: TypeAlias = Callable[[CellLedger, Drop], Gate]
@@ -53,6 +54,7 @@ class Fleet:
     Args:
         engine: started and closed by the fleet.
         floor: how a floor is kept and workers are counted; None lets everybody in whose cells can be booked.
+        store: where sessions, places and pools are kept over a restart of the process; opened and closed by the fleet.
         fits: where the fitted step model is kept; None starts from a guess each time.
         make_gate: who decides when a turn may have its cells, given the cell ledger.
     """
@@ -64,6 +66,7 @@ class Fleet:
         clock: Clock | None = None,
         settings: FleetSettings | None = None,
         floor: FloorSettings | None = None,
+        store: FleetStore | None = None,
         fits: FitStore | None = None,
         make_gate: MakeGate = CellGate,
     ) -> None:
@@ -71,9 +74,9 @@ class Fleet:
         self.settings = settings = settings or FleetSettings()
         self.floor_settings = floor
         self._fits = fits
-        self._desk: FloorDesk | None = None
+        self.floor_desk: FloorDesk | None = None
         self._policies = PoolPolicies()
-        self._journal = Journal()
+        self._journal = journal = Journal(store, self._policies)
         self._clock = clock = clock or SystemClock()
         self._tally = Tally()
         self._turns: dict[Turn, None] = {}  # in the order of arrival
@@ -88,10 +91,10 @@ class Fleet:
             ledger,
             settings.remembered_sessions,
             worker_state=self._worker_state,
-            on_close=self._journal.session_gone,
+            on_close=journal.session_gone,
         )
         self._planner = planner = Planner(ledger, sessions, settings, clock, new_branch)
-        self._keeper = keeper = PoolKeeper(engine, clock, ledger, gate, self._dropper, self._tally, new_branch)
+        self._keeper = keeper = PoolKeeper(engine, clock, ledger, gate, self._dropper, self._tally, new_branch, journal)
         self._prefixes = PrefixWatch(engine, clock, settings, ledger, sessions, planner, keeper)
         self._supervisor = Supervisor(
             engine,
@@ -109,11 +112,24 @@ class Fleet:
         if not info.cells_total or not info.sequences_total:
             raise ConfigError(f"engine '{info.build}' lends no cells; a fleet needs one that does")
         self._ledger.cells_total, self._ledger.sequences_total = info.cells_total, info.sequences_total
-        self._open_desk()
+        stored = self._journal.open(info.model_sha256)
+        self._take_up(stored)
+        self._open_desk(stored)
         self._supervisor.start()
 
-    def _open_desk(self) -> None:
-        """The floor gate begins with what is known of this engine on this machine."""
+    def _take_up(self, stored: StoredFleet) -> None:
+        """Pools come back to be built again, sessions with their transcripts and no cells."""
+        for pool in stored.pools:
+            self._keeper.bring_back(pool)
+            self._policies.set(pool.pool_id, policy_in(pool.policy, pool.pool_id))
+        tree = self._ledger.tree
+        tree.next_id = max(tree.next_id, stored.next_pool_id)
+        for session in stored.sessions:
+            tenant = DEFAULT_TENANT if session.worker is None else session.worker.tenant
+            self._sessions.bring_back(session.session_id, session.path, tenant, self._clock.now_s())
+
+    def _open_desk(self, stored: StoredFleet) -> None:
+        """The floor gate begins with what is known of this engine on this machine, and with earlier workers."""
         floor = self.floor_settings
         if floor is None:
             return
@@ -121,9 +137,11 @@ class Fleet:
         model, demand = fits.start()
         gate = FloorGate(floor.gate, model, rule=floor.rule, demand=demand)
         facts = FactsReader(self._ledger, self._sessions)
-        roll = Roll(self._journal, self._clock)
-        self._desk = FloorDesk(gate, model, self.engine, self._clock, floor, facts, fits, self._policies, roll)
-        self._desk.start()
+        roll = Roll(self._journal, self._clock, members_of(stored))
+        self.floor_desk = FloorDesk(
+            gate, model, self.engine, self._clock, floor, facts, fits, self._policies, roll, self._offload
+        )
+        self.floor_desk.start()
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -136,8 +154,8 @@ class Fleet:
         first token is raised by entering.
         """
         self._check_open()
-        if self._desk is not None:
-            self._desk.check(request)
+        if self.floor_desk is not None:
+            self.floor_desk.check(request)
         prompt = await self.engine.encode(request)
         self._check_open()
         turn = Turn(request, prompt, self._clock.now_s())
@@ -187,9 +205,9 @@ class Fleet:
         return self._sessions.entered(request.session_id, turn.begun_at, tenant=request.tenant, wait=wait)
 
     def _entrance(self, turn: Turn) -> AbstractAsyncContextManager[Passage | None]:
-        if self._desk is None:
+        if self.floor_desk is None:
             return nullcontext()
-        return self._desk.passed(turn, self._planner.private_cells(turn))
+        return self.floor_desk.passed(turn, self._planner.private_cells(turn))
 
     async def _run(self, turn: Turn, passage: Passage | None) -> None:
         async with await self._gate.admit(partial(self._bookings, turn)) as lease:
@@ -234,7 +252,7 @@ class Fleet:
 
     def _write_transcript(self, session: Session, turn: Turn) -> None:
         session.path = turn.certain_path()
-        self._journal.transcript(session.session_id, session.tenant, session.path)
+        self._journal.transcript(session.session_id, session.path)
 
     def _grow(self, turn: Turn) -> None:
         """Books on for a turn without max_tokens, half a reserve ahead of need. Raises CellsExhausted."""
@@ -301,12 +319,13 @@ class Fleet:
 
     async def _close_session(self, session_id: str, session: Session | None) -> ClosedSession:
         held = self._ledger.held_cells
+        if self.floor_desk is not None:
+            self.floor_desk.close_worker(session_id)  # before a turn that waits for the session's name can begin anew
         if session is not None:
             self._sessions.close(session)
-        if self._desk is not None:
-            self._desk.close_worker(session_id)  # before a turn that waits for the session's name can begin anew
-        if session is not None:
             await self._end_session(session)
+        else:
+            self._journal.session_gone(session_id)
         dropped = held - self._ledger.held_cells
         for pool in self._pools_of(session_id):
             await self._disown(pool)
@@ -331,7 +350,7 @@ class Fleet:
             await self._keeper.release(pool)
         except Conflict:
             pool.owner = None
-            self._write_pool(pool)
+            self._journal.pool(pool)
 
     # --- pools ----------------------------------------------------------------------------------------------------
 
@@ -401,11 +420,8 @@ class Fleet:
         """Keeps an ephemeral pool from being dropped when cells are needed, or no longer. Raises PoolNotFound."""
         pool = self._ledger.tree.get(pool_id)
         pool.pinned = pinned
-        self._write_pool(pool)
+        self._journal.pool(pool)
         return self._ledger.view(pool)
-
-    def _write_pool(self, pool: Pool) -> None:
-        self._journal.pool(pool, self._policies.of(pool.pool_id))
 
     def _pool_released(self, pool: Pool) -> None:
         self._policies.set(pool.pool_id, None)
@@ -415,7 +431,7 @@ class Fleet:
 
     def capacity(self) -> CapacityView | None:
         """What the floor gate showed of itself at its last look at the engine; None without a floor gate."""
-        return None if self._desk is None else self._desk.view
+        return None if self.floor_desk is None else self.floor_desk.view
 
     def capacity_for(self, pool_id: int | None, expected_cells: int) -> Outlook:
         """What one more worker of this pool would meet now. Changes nothing. Raises PoolNotFound, ConfigError."""
@@ -425,7 +441,7 @@ class Fleet:
 
     def floor_policy(self) -> FloorPolicy | None:
         """The policy that holds for everybody now; None without a floor gate."""
-        return None if self._desk is None else self._desk.gate.policy
+        return None if self.floor_desk is None else self.floor_desk.gate.policy
 
     def set_floor(self, policy: FloorPolicy) -> None:
         """Replaces the policy that holds for everybody; nobody who was let in has to go. Raises ConfigError."""
@@ -433,7 +449,7 @@ class Fleet:
 
     def max_workers(self) -> int | None:
         """The fixed limit on workers that holds now."""
-        return None if self._desk is None else self._desk.gate.max_workers
+        return None if self.floor_desk is None else self.floor_desk.gate.max_workers
 
     def set_max_workers(self, most: int | None) -> None:
         """Replaces the fixed limit on workers; nobody who was let in has to go. Raises ConfigError."""
@@ -448,25 +464,35 @@ class Fleet:
         pool = self._ledger.tree.get(pool_id)
         self._floor()
         self._policies.set(pool_id, policy)
-        self._write_pool(pool)
+        self._journal.pool(pool)
 
     def _floor(self) -> FloorDesk:
-        if self._desk is not None:
-            return self._desk
+        if self.floor_desk is not None:
+            return self.floor_desk
         if self.floor_settings is not None:
             raise EngineStarting
         raise ConfigError("this fleet has no floor gate", hint="make it with floor=FloorSettings()")
 
     def _worker_state(self, session_id: str) -> WorkerState | None:
-        return None if self._desk is None else self._desk.gate.state_of(session_id)
+        return None if self.floor_desk is None else self.floor_desk.gate.state_of(session_id)
+
+    def _offload(self, session_id: str) -> None:
+        """Gives up the cells of a session that stands still; its next turn prefills. Nothing where a turn uses them."""
+        session = self._sessions.find(session_id)
+        account = None if session is None else self._sessions.account(session)
+        if account is not None and not account.running and not account.guard.locked():
+            self._ledger.close(account.branch)
+            self._dropper([account])
+            self._tally.add(branches_offloaded=1)
+            self._gate.advance()
 
     def _engine_restarted(self) -> None:
-        if self._desk is not None:
-            self._desk.engine_restarted()
+        if self.floor_desk is not None:
+            self.floor_desk.engine_restarted()
 
     def _engine_lost(self, detail: str) -> None:
-        if self._desk is not None:
-            self._desk.engine_lost(detail)
+        if self.floor_desk is not None:
+            self.floor_desk.engine_lost(detail)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -486,7 +512,8 @@ class Fleet:
             draining=self._draining,
             engine_lost=self._supervisor.lost,
             floor=self.capacity(),
-            floor_faults=0 if self._desk is None else self._desk.faults,
+            floor_faults=0 if self.floor_desk is None else self.floor_desk.faults,
+            store=self._journal.health,
         )
 
     def check_integrity(self) -> None:
@@ -495,8 +522,8 @@ class Fleet:
         Nothing is in the cache that was not booked; when nothing runs, the cache holds what the ledger says.
         """
         self._ledger.check_integrity()
-        if self._desk is not None:
-            self._desk.check_integrity()
+        if self.floor_desk is not None:
+            self.floor_desk.check_integrity()
         engine = self.engine.statistics()
         if self._dropper.busy or engine.boot != self._supervisor.boot or engine.state != "ready":
             return
@@ -522,8 +549,8 @@ class Fleet:
     async def drain(self, grace_s: float) -> None:
         """Takes no new work, lets what runs finish within `grace_s`, then ends it with Draining."""
         self._draining = True
-        if self._desk is not None:
-            self._desk.drain(Draining)
+        if self.floor_desk is not None:
+            self.floor_desk.drain(Draining)
         self._gate.close(Draining)
         waits = [asyncio.ensure_future(self._all_ended.wait()), asyncio.ensure_future(self._clock.sleep(grace_s))]
         try:
@@ -538,10 +565,11 @@ class Fleet:
         self._draining = True
         await self._supervisor.aclose()
         await self._end_turns()
-        if self._desk is not None:
-            await self._desk.aclose()
+        if self.floor_desk is not None:
+            await self.floor_desk.aclose()
         await self._dropper.settled()
         await self.engine.aclose()
+        await self._journal.aclose()
 
     async def _end_turns(self) -> None:
         for turn in list(self._turns):

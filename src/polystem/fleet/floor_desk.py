@@ -25,6 +25,7 @@ from polystem.capacity.gate import (
     Forget,
     Go,
     Let,
+    Offload,
     Pause,
     Refused,
     Resume,
@@ -58,12 +59,16 @@ def _going() -> asyncio.Event:
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """One turn at the gate. `inside` says that the gate has let it in, `going` is clear while it is paused."""
+    """One turn at the gate. `inside` says that the gate has let it in, `going` is clear while it is paused.
+
+    `newly_admitted` says that its worker came in with this turn.
+    """
 
     turn: Turn
     ask: Ask
     let: asyncio.Future[Go]
     inside: bool = False
+    newly_admitted: bool = False
     going: asyncio.Event = field(default_factory=_going)
 
     @property
@@ -78,7 +83,7 @@ class Passage:
 
 
 class FloorDesk:
-    """The asyncio side of one floor gate.
+    """The asyncio side of one floor gate. `offload` gives up the cells of a session that stands still.
 
     `view` is what the gate showed of itself at the last tick. `faults` counts failures of the gate itself: they are
     logged, and the desk goes on.
@@ -95,7 +100,9 @@ class FloorDesk:
         fits: FitKeeper,
         policies: PoolPolicies,
         roll: Roll,
+        offload: Callable[[str], None],
     ) -> None:
+        self._offload = offload
         self.gate = gate
         self._model = model
         self._engine = engine
@@ -220,7 +227,7 @@ class FloorDesk:
             await self._roll.flushed()
             raise refused
         verdict = passage.let.result()
-        if passage.ask.named:
+        if passage.newly_admitted:
             await self._roll.flushed()
         return verdict
 
@@ -315,6 +322,8 @@ class FloorDesk:
                 self._pause(self._passages.get(worker))
             case Resume(worker):
                 self._resume(self._passages.get(worker))
+            case Offload(worker):
+                self._offload(worker)
             case SetBudget(tokens):
                 self._budget_tokens = tokens
                 self._engine.set_prefill_budget(tokens)
@@ -323,7 +332,7 @@ class FloorDesk:
 
     def _let(self, passage: Passage, verdict: Go) -> None:
         passage.inside = True
-        self._roll.admitted(passage.ask, passage.turn.request.floor_tps)
+        passage.newly_admitted = self._roll.admitted(passage.ask, passage.turn.request.floor_tps)
         if not passage.let.done():
             passage.let.set_result(verdict)
 

@@ -39,7 +39,7 @@ class FactsReader:
             seats_total=engine.sequences_total,
             seats_used=ledger.pools_held + len(held),
             turn_tokens={worker: len(turn.output) for worker, turn in inside.items()},
-            worker_cells={worker: _private_cells(account, engine) for worker, account in held.items()},
+            worker_cells={worker: account.claimed_cells for worker, account in held.items()},
         )
 
     def _accounts(self, inside: Mapping[str, Turn], members: Iterable[str]) -> dict[str, Account]:
@@ -65,7 +65,3 @@ class FactsReader:
         if new:
             self._last_step_at = new[0].at_s
         return tuple(reversed(new))
-
-
-def _private_cells(account: Account, engine: EngineStatistics) -> int:
-    return max(0, engine.branch_tokens.get(account.branch, account.tokens) - account.shared_tokens)

@@ -14,7 +14,9 @@ from polystem.engine.protocol import BranchId, CellEngine
 from polystem.errors import Conflict, EngineDied, EngineRestarting, PolystemError, PoolInUse
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.gate import Booking, Gate, Lease
+from polystem.fleet.journal import Journal
 from polystem.fleet.statistics import Tally
+from polystem.fleet.store import StoredPool
 from polystem.fleet.tasks import in_own_task
 from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath
 
@@ -34,7 +36,9 @@ class PoolKeeper:
         dropper: Dropper,
         tally: Tally,
         new_branch: Callable[[], BranchId],
+        journal: Journal,
     ) -> None:
+        self._journal = journal
         self._engine = engine
         self._clock = clock
         self._ledger = ledger
@@ -117,6 +121,28 @@ class PoolKeeper:
                 await self._rebuild(pool)
             self._gate.advance()
 
+    def bring_back(self, stored: StoredPool) -> None:
+        """Takes in a pool of an earlier process, to be built again under its id; one without room has failed."""
+        tree = self._ledger.tree
+        parent = None if stored.parent_id is None else tree.find(stored.parent_id)
+        pool = Pool(
+            pool_id=stored.pool_id,
+            branch=self._new_branch(),
+            path=stored.path,
+            created_at=stored.created_at,
+            last_access_at=self._clock.wall_s(),
+            parent=parent,
+            branch_pos=0 if parent is None else stored.branch_pos,
+            pinned=stored.pinned,
+            ephemeral=stored.ephemeral,
+            auto=stored.auto,
+            owner=stored.owner,
+            built=True,
+        )
+        tree.bring_back(pool)
+        if not self._ledger.bookable().holds(Room(0, 0)):
+            self._lose(pool, "the server was started again with fewer cells or sequences; release it, or give it more")
+
     def give_up(self, detail: str) -> None:
         """The engine will not start again: the pools that were to be rebuilt are failed, and whoever waits is woken."""
         for pool in self._ledger.tree.listed():
@@ -126,6 +152,7 @@ class PoolKeeper:
     async def _rebuild(self, pool: Pool) -> None:
         if pool.parent is not None and not pool.parent.lends:
             pool.parent, pool.branch_pos = None, 0
+            self._journal.pool(pool)
         if self._ledger.bookable().cells < 0:
             self._lose(pool, "its cells are taken by turns that started after the restart")
             return
@@ -170,7 +197,15 @@ class PoolKeeper:
     def plant(self, path: TokenPath, parent: Pool | None, branch_pos: int) -> Pool:
         """Adds a pool to the tree, still to be built."""
         branch, at_s = self._new_branch(), self._clock.wall_s()
-        return self._ledger.tree.add(branch, path, at_s=at_s, parent=parent, branch_pos=branch_pos)
+        pool = self._ledger.tree.add(branch, path, at_s=at_s, parent=parent, branch_pos=branch_pos)
+        self._journal.pool_planned(pool.pool_id)
+        return pool
+
+    def ready(self, pool: Pool) -> None:
+        """A planted pool stands in the engine."""
+        pool.built = True
+        pool.settle("ready")
+        self._journal.pool(pool)
 
     def uproot(self, pool: Pool) -> None:
         """Takes back a pool that could not be built."""
@@ -230,8 +265,7 @@ class _Planned:
         except BaseException:
             self._undo()
             raise
-        pool.built = True
-        pool.settle("ready")
+        self._keeper.ready(pool)
         return pool
 
     def _held_by_donor(self) -> int:

@@ -8,40 +8,29 @@ Invariant: a worker is queued or admitted, never both.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from polystem.capacity.gate import Ask, FloorPolicy, RestoredWorker
 from polystem.clock import Clock
-from polystem.fleet.journal import Journal
+from polystem.fleet.journal import Journal, Member
 from polystem.fleet.policies import PoolPolicies, asked_policy
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One named worker. `place` orders the queue: who was submitted earlier has the lower number."""
-
-    worker: str
-    tenant: str
-    floor_tps: float | None
-    pool_id: int | None
-    cells: int
-    place: int
-    submitted_wall_s: float
+from polystem.fleet.store import WorkerState
 
 
 class Roll:
-    """Keeps members and writes them down as they change."""
+    """Keeps members and writes them down as they change; `earlier` are those of the process before this one."""
 
-    def __init__(self, journal: Journal, clock: Clock, earlier: Iterable[tuple[Member, bool]] = ()) -> None:
+    def __init__(self, journal: Journal, clock: Clock, earlier: Iterable[tuple[Member, WorkerState]] = ()) -> None:
         self._journal = journal
         self._clock = clock
         self._queued: dict[str, Member] = {}
         self._admitted: dict[str, Member] = {}
         last = 0
-        for member, admitted in earlier:
-            (self._admitted if admitted else self._queued)[member.worker] = member
+        for member, state in earlier:
             last = max(last, member.place)
+            if state != "done":
+                (self._admitted if state == "live" else self._queued)[member.worker] = member
         self._places = count(last + 1)
 
     @property
@@ -53,25 +42,27 @@ class Roll:
         """A turn waits. A continuation that is held stays admitted."""
         if not ask.named or ask.worker in self._admitted:
             return
-        member = self._as_asked(ask, floor_tps, self._queued.get(ask.worker))
-        if member != self._queued.get(ask.worker):
-            self._queued[ask.worker] = member
-            self._journal.worker(member, admitted=False)
+        known = self._queued.get(ask.worker)
+        member = self._queued[ask.worker] = self._as_asked(ask, floor_tps, known)
+        if member != known:
+            self._journal.worker(member, "queued")
 
-    def admitted(self, ask: Ask, floor_tps: float | None) -> None:
-        """A turn is let in."""
+    def admitted(self, ask: Ask, floor_tps: float | None) -> bool:
+        """A turn is let in. Returns whether its worker is newly admitted."""
         if not ask.named:
-            return
+            return False
         known = self._admitted.get(ask.worker)
         member = self._as_asked(ask, floor_tps, known or self._queued.pop(ask.worker, None))
+        self._admitted[ask.worker] = member
         if member != known:
-            self._admitted[ask.worker] = member
-            self._journal.worker(member, admitted=True)
+            self._journal.worker(member, "live")
+        return known is None
 
     def gone(self, worker: str) -> None:
         """The worker is done or cancelled; its session may live on as a transcript."""
-        if self._queued.pop(worker, None) or self._admitted.pop(worker, None):
-            self._journal.worker_gone(worker)
+        member = self._queued.pop(worker, None) or self._admitted.pop(worker, None)
+        if member is not None:
+            self._journal.worker(member, "done")
 
     async def flushed(self) -> None:
         """Returns once all of this would survive the end of the process."""
@@ -79,8 +70,8 @@ class Roll:
 
     def restored(self, server: FloorPolicy, policies: PoolPolicies) -> Sequence[RestoredWorker]:
         """All members, as the gate of a new process takes them in: in the order of their places."""
-        members = [(member, False) for member in self._queued.values()]
-        members += [(member, True) for member in self._admitted.values()]
+        members = [(member, True) for member in self._queued.values()]
+        members += [(member, False) for member in self._admitted.values()]
         return [
             RestoredWorker(
                 worker=member.worker,
@@ -88,15 +79,15 @@ class Roll:
                 policy=asked_policy(server, policies.of(member.pool_id), member.floor_tps),
                 cells=member.cells,
                 pool_id=member.pool_id,
-                queued=not admitted,
+                queued=queued,
             )
-            for member, admitted in sorted(members, key=lambda each: each[0].place)
+            for member, queued in sorted(members, key=lambda each: each[0].place)
         ]
 
     def _as_asked(self, ask: Ask, floor_tps: float | None, known: Member | None) -> Member:
-        """The member with what this turn asks for; its place stays, and so do its cells until it is let in."""
+        """The member with what this turn asks for; its place stays."""
         if known is not None:
-            return replace(known, tenant=ask.tenant, floor_tps=floor_tps, pool_id=ask.pool_id)
+            return replace(known, tenant=ask.tenant, floor_tps=floor_tps, pool_id=ask.pool_id, cells=ask.cells)
         return Member(
             worker=ask.worker,
             tenant=ask.tenant,

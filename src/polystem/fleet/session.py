@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from polystem.capacity.asks import WorkerState
 from polystem.engine.protocol import BranchId
 from polystem.errors import Conflict
+from polystem.messages import DEFAULT_TENANT
 from polystem.pool import Account, CellLedger, TokenPath
 
 
@@ -24,7 +25,7 @@ class Session:
 
     session_id: str
     last_used_at: float
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     path: TokenPath = field(default_factory=lambda: TokenPath(()))
     branch: BranchId | None = None
     users: int = 0
@@ -53,7 +54,7 @@ class SessionView:
     cells: int
     idle: bool
     pool_id: int | None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     worker: WorkerState | None = None
     tokens: int = 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from polystem.capacity.views import CapacityView
 from polystem.engine.protocol import EngineStatistics
 from polystem.fleet.session import SessionView
+from polystem.fleet.store import StoreHealth
 from polystem.pool import PoolView
 
 
@@ -36,6 +37,7 @@ class FleetCounters:
     pools_created: int = 0
     auto_pools_created: int = 0
     branches_reclaimed: int = 0
+    branches_offloaded: int = 0
     engine_restarts: int = 0
     pools_rebuilt: int = 0
     pool_rebuilds_failed: int = 0
@@ -57,7 +59,7 @@ class FleetStatistics:
     """A snapshot of a fleet. `waiting` turns have been accepted and have no cells yet; `running` ones have.
 
     `floor` is the latest published view of the floor gate, None without one; `floor_faults` counts failures of that
-    gate itself, which are in the log.
+    gate itself, which are in the log. `store` says how writing things down goes, None where there is no store.
     """
 
     engine: EngineStatistics
@@ -72,6 +74,7 @@ class FleetStatistics:
     engine_lost: str = ""
     floor: CapacityView | None = None
     floor_faults: int = 0
+    store: StoreHealth | None = None
 
     @property
     def sessions_live(self) -> int:
