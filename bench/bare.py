@@ -2,16 +2,19 @@
 
 `python -m bench.bare MODEL SETTINGS_JSON` reads one JSON object a line, {"workers": N, "steps": T}, decodes T steps of
 N rows that share the prefix, and answers {"tps": ...}. No sampling, no text, no network: the rows hold tokens that
-were drawn beforehand. `BareLoop` is the other end: it runs that in a child process.
+were drawn beforehand, and threads wait for each other as the library has it, unless `environment` says otherwise.
+`BareLoop` is the other end: it runs that in a child process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -29,13 +32,21 @@ CACHE_TYPE_IDS = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 class BareLoop:
     """The loop in a child process; use in a `with` block."""
 
-    def __init__(self, model: Path, settings: dict[str, Any], *, prefix_tokens: int) -> None:
+    def __init__(
+        self,
+        model: Path,
+        settings: dict[str, Any],
+        *,
+        prefix_tokens: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         told = json.dumps(settings | {"prefix_tokens": prefix_tokens})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.bare", str(model), told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | dict(environment or {}),
         )
 
     def __enter__(self) -> Self:

@@ -54,9 +54,9 @@ def test_what_was_measured_is_told_and_kept(
     assert [answer["question"] for answer in told["answers"]] == [
         "weight repacking",
         "flash attention",
-        "threads, decode",
+        "threads, alone",
         "KV cache",
-        "threads, prefill",
+        "threads, batches",
         "micro-batch",
     ]
     assert entry.measured["workload"]["prefix_tokens"] == 16

@@ -51,7 +51,9 @@ def test_the_faster_attention_over_a_shared_prefix_wins_though_its_prompts_are_s
 
 def test_a_weight_on_prompts_changes_the_choice() -> None:
     def times(trial: Trial, what: Measure) -> float:
-        return {"decode": 1.0, "prefill": 1.0}[what] if trial.flash_attention else {"decode": 0.9, "prefill": 1.5}[what]
+        if what == "prefill":
+            return 1.0 if trial.flash_attention else 1.5
+        return 1.0 if trial.flash_attention else 0.9
 
     assert tune(TimedBench(times), 2, WORKLOAD)[0].flash_attention is False
     weighed = Workload(rounds=4, decode_weight=1.0, prefill_weight=1.0)
@@ -95,9 +97,20 @@ def test_a_machine_that_slows_down_for_a_while_does_not_change_the_choice() -> N
         nonlocal runs
         runs += 1
         slow = 3.0 if runs > 6 else 1.0
-        return slow * (0.9 if trial.threads == 1 and what == "decode" else 1.0)
+        return slow * (0.9 if trial.threads == 1 and what == "alone" else 1.0)
 
     assert tune(TimedBench(times), 2, WORKLOAD)[0].threads == 1
+
+
+def test_threads_of_a_lone_stream_and_of_batches_are_asked_for_apart() -> None:
+    def times(trial: Trial, what: Measure) -> float:
+        threads = trial.threads if what == "alone" else trial.threads_batch
+        best = 1 if what == "alone" else 4
+        return 1.0 + abs(threads - best)
+
+    settings, answers = tune(TimedBench(times), 8, WORKLOAD)
+    assert (settings.threads, settings.threads_batch) == (1, 4)
+    assert [answer.chosen.label for answer in answers if answer.question.startswith("threads")] == ["1", "4"]
 
 
 def test_the_order_alternates_from_round_to_round() -> None:

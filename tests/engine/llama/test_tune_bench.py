@@ -102,6 +102,7 @@ def test_the_real_worker_measures_and_leaves_its_context_as_it_was(bundled_model
     with closing(ChildBench(bundled_model, WORKLOAD)) as measured:
         for _ in range(2):
             assert measured.measure(TRIAL, "decode") > 0
+            assert measured.measure(TRIAL, "alone") > 0
             assert measured.measure(TRIAL, "prefill") > 0
         off = replace(TRIAL, flash_attention=False)
         assert measured.measure(off, "decode") > 0

@@ -103,7 +103,7 @@ def _machine(patient: Patient) -> Iterator[Finding]:
             "load",
             "note",
             f"{patient.load:.1f} programs run on {machine.usable_cores} cores",
-            "decode threads spin while they wait: beside other work give --threads less than the cores, or stop it",
+            "beside other work decode threads wait for each other: give --threads less than the cores, or stop it",
         )
     limit = machine.memory_limit_bytes
     within = f", limited to {limit / GIB:.1f} GiB" if limit else ""

@@ -29,6 +29,12 @@ from polystem.engine.llama.wire import Close, Command, Event, Snapshot, unpack
 OnReport = Callable[[list[Event], Snapshot | None], None]
 OnEnd = Callable[[], None]
 _GRACE_S = 5.0
+_WAITING_VARIABLES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+_SPIN_COUNT = "2000"
+"""Tens of microseconds: as long as the parts of a matrix product differ, not as long as it takes to find a free core.
+
+The library's own count makes threads spin for milliseconds, on the cores that the server and its clients want.
+"""
 
 
 class Link(Protocol):
@@ -120,10 +126,14 @@ class ChildLink:
 
 
 def child_environment() -> dict[str, str]:
-    """The child must import the same package, wherever the parent found it."""
+    """The child must import the same package, wherever the parent found it; its threads must not spin for long.
+
+    What the user says of OpenMP's waiting stands.
+    """
     source = str(Path(polystem.__file__).parent.parent)
     known = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{known}" if known else source}
+    spin = {} if _WAITING_VARIABLES & os.environ.keys() else {"GOMP_SPINCOUNT": _SPIN_COUNT}
+    return {**os.environ, **spin, "PYTHONPATH": f"{source}{os.pathsep}{known}" if known else source}
 
 
 class ThreadLink:

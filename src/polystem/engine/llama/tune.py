@@ -21,7 +21,7 @@ __all__ = [
     "Answer", "Bench", "Measure", "Option", "Progress", "Ratio", "Trial", "TrialFailed", "Workload", "tune",
 ]  # fmt: skip
 
-Measure: TypeAlias = Literal["decode", "prefill"]
+Measure: TypeAlias = Literal["decode", "alone", "prefill"]
 
 _MICRO_BATCHES = (128, 256, 512)
 _AGREEING_SHARE = 0.75
@@ -79,7 +79,10 @@ class Bench(Protocol):
     """Measures settings."""
 
     def measure(self, trial: Trial, what: Measure) -> float:
-        """Seconds: of one decode step over the shared prefix, or of one prompt. Raises TrialFailed."""
+        """Seconds: of one decode step of all workers, or of one worker alone, over the shared prefix; or of one prompt.
+
+        Raises TrialFailed.
+        """
         ...
 
     def keep_only(self, trial: Trial) -> None:
@@ -100,8 +103,9 @@ class Ratio:
 class Option:
     """One answer to a question and how it fared; seconds are medians, None where not measured.
 
-    `failed` says why it cannot be used. The ratios are None for the settings in force and for an option that failed.
-    `gains`: faster than those in force, beyond doubt. `lossy`: changes the output.
+    A step of one worker alone, where that is what is asked, counts as decode. `failed` says why it cannot be used. The
+    ratios are None for the settings in force and for an option that failed. `gains`: faster than those in force, beyond
+    doubt. `lossy`: changes the output.
     """
 
     label: str
@@ -177,9 +181,9 @@ def _questions(cores: int, workload: Workload) -> tuple[_Question, ...]:
     return (
         _Question("weight repacking", _repackings, both),
         _Question("flash attention", _attentions, both),
-        _Question("threads, decode", lambda trial: _threads(trial, cores), {"decode": 1.0}),
+        _Question("threads, alone", lambda trial: _threads(trial, cores), {"alone": 1.0}),
         _Question("KV cache", _cache_types, both),
-        _Question("threads, prefill", lambda trial: _prefill_threads(trial, cores), {"prefill": 1.0}),
+        _Question("threads, batches", lambda trial: _batch_threads(trial, cores), {"decode": 1.0, "prefill": 1.0}),
         _Question("micro-batch", _micro_batches, {"prefill": 1.0}),
     )
 
@@ -193,10 +197,12 @@ def _attentions(trial: Trial) -> Mapping[str, Trial]:
 
 
 def _threads(trial: Trial, cores: int) -> Mapping[str, Trial]:
+    """Of a pass over one token: a stream that decodes alone."""
     return {str(count): replace(trial, threads=count) for count in _counts(trial.threads, cores)}
 
 
-def _prefill_threads(trial: Trial, cores: int) -> Mapping[str, Trial]:
+def _batch_threads(trial: Trial, cores: int) -> Mapping[str, Trial]:
+    """Of a pass over several tokens: streams that decode together, and prompts."""
     return {str(count): replace(trial, threads_batch=count) for count in _counts(trial.threads_batch, cores)}
 
 
@@ -306,14 +312,19 @@ def _option(
     return Option(
         label,
         trial,
-        decode_s=median(own["decode"]) if "decode" in own else None,
-        prefill_s=median(own["prefill"]) if "prefill" in own else None,
-        decode=_ratio(ratios.get("decode")) if compared else None,
+        decode_s=_median_of(own, "decode", "alone"),
+        prefill_s=_median_of(own, "prefill"),
+        decode=_ratio(ratios.get("decode", ratios.get("alone"))) if compared else None,
         prefill=_ratio(ratios.get("prefill")) if compared else None,
         score=_ratio(scores) if compared else None,
         gains=compared and median(scores) < 1 - margin and agreeing >= _AGREEING_SHARE,
         lossy=_lossy(trial),
     )
+
+
+def _median_of(seconds: Mapping[Measure, Sequence[float]], *names: Measure) -> float | None:
+    """Of the first of these that was measured."""
+    return next((median(seconds[name]) for name in names if name in seconds), None)
 
 
 def _scores(ratios: Mapping[Measure, Sequence[float]], weights: Mapping[Measure, float]) -> list[float]:

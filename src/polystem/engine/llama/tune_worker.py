@@ -78,9 +78,9 @@ class Bed:
     def use_threads(self, command: Command) -> None:
         self._context.set_threads(command.threads, command.threads_batch)
 
-    def decode_s(self) -> float:
-        """The median time of a step in which every worker adds one token; the first step warms up."""
-        workers = range(1, self._command.workers + 1)
+    def decode_s(self, workers_at_once: int) -> float:
+        """The median time of a step in which so many workers add one token each; the first step warms up."""
+        workers = range(1, workers_at_once + 1)
         durations: list[float] = []
         for step in range(self._command.steps + 1):
             position = self._command.prefix_tokens + step
@@ -138,9 +138,15 @@ class Workshop:
             bed = Bed(self._model, self._path, command, self._clock)
             self._beds[command.bed_key] = bed
             bed.use_threads(command)
-            bed.decode_s()
+            bed.decode_s(command.workers)
         bed.use_threads(command)
-        return bed.decode_s() if command.what == "decode" else bed.prefill_s()
+        match command.what:
+            case "decode":
+                return bed.decode_s(command.workers)
+            case "alone":
+                return bed.decode_s(1)
+            case _:
+                return bed.prefill_s()
 
     def keep_only(self, command: Command) -> None:
         """Closes the contexts of other settings."""

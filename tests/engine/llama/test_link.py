@@ -1,0 +1,30 @@
+"""What a child process is given by its parent."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from polystem.engine.llama.link import child_environment
+from tests.engine.llama.conftest import Running
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.native
+@pytest.mark.anyio
+async def test_the_threads_of_a_child_spin_for_a_short_while(running: Running) -> None:
+    async with running(process="child") as engine:
+        assert engine.process_id is not None
+        assert psutil.Process(engine.process_id).environ()["GOMP_SPINCOUNT"] == "2000"
+
+
+@pytest.mark.parametrize(("name", "told"), [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
+def test_what_the_user_says_of_waiting_stands(monkeypatch: pytest.MonkeyPatch, name: str, told: str) -> None:
+    monkeypatch.setenv(name, told)
+    found = {key: value for key, value in child_environment().items() if key in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    assert found == {name: told}
