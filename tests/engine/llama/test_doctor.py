@@ -133,5 +133,5 @@ def test_a_quota_of_broken_cores_is_noted(patient: Patient, quota: float | None,
 def test_other_work_on_the_machine_is_noted(patient: Patient) -> None:
     found = look(replace(patient, load=7.5), build=Ending(1, ""))
     assert found["load"].verdict == "note"
-    assert "spin" in found["load"].mend
+    assert "--threads" in found["load"].mend
     assert "load" not in look(patient, build=Ending(1, ""))
