@@ -12,7 +12,7 @@ FIRST: Vector = (1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_measurement_moves_what_it_saw_and_makes_it_surer() -> None:
-    kalman = Kalman(ONES, APART, ONES)
+    kalman = Kalman(ONES, APART)
     score = kalman.measure(FIRST, 0.5, noise=1.0, clip_sigma=5)
     assert score == pytest.approx(0.5 / 2**0.5)
     assert kalman.value == pytest.approx((1.25, 1, 1, 1))
@@ -20,22 +20,23 @@ def test_a_measurement_moves_what_it_saw_and_makes_it_surer() -> None:
 
 
 def test_an_outlier_alone_is_not_learned_and_a_second_one_counts_at_the_bound() -> None:
-    kalman = Kalman(ONES, APART, ONES)
+    kalman = Kalman(ONES, APART)
     kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
     assert kalman.value == ONES
     kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
     assert kalman.value[0] == pytest.approx(1 + 5 * 2**0.5 / 2)
+    assert kalman.covariance == APART, "what contradicts makes nothing surer"
 
 
 def test_outliers_on_opposite_sides_do_not_confirm_each_other() -> None:
-    kalman = Kalman(ONES, APART, ONES)
+    kalman = Kalman(ONES, APART)
     for innovation in (100.0, -100.0, 100.0):
         kalman.measure(FIRST, innovation, noise=1.0, clip_sigma=5)
     assert kalman.value == ONES
 
 
 def test_after_it_was_calmed_the_next_outlier_stands_alone() -> None:
-    kalman = Kalman(ONES, APART, ONES)
+    kalman = Kalman(ONES, APART)
     kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
     kalman.calm()
     kalman.measure(FIRST, 100.0, noise=1.0, clip_sigma=5)
@@ -44,24 +45,39 @@ def test_after_it_was_calmed_the_next_outlier_stands_alone() -> None:
 
 def test_a_part_that_would_be_negative_stops_at_zero_and_its_partner_makes_up_for_it() -> None:
     together: Covariance = (1.0, -0.9, 0, 0, 1.0, 0, 0, 1.0, 0, 1.0)
-    kalman = Kalman((0.1, 1.0, 0.0, 0.0), together, ONES)
+    kalman = Kalman((0.1, 1.0, 0.0, 0.0), together)
     seen: Vector = (1.0, 1.0, 0.0, 0.0)
     kalman.measure(seen, -0.5, noise=1e-6, clip_sigma=5)
     assert min(kalman.value) == 0.0
     assert kalman.value[0] + kalman.value[1] == pytest.approx(0.6, abs=0.05)
 
 
-def test_no_part_gets_less_sure_than_the_cap_and_correlations_stay() -> None:
-    kalman = Kalman(ONES, APART, ONES)
-    kalman.widen(100.0, ONES, 0.05)
-    assert kalman.variances() == pytest.approx(ONES)
-    assert kalman.covariance[1] == pytest.approx(100 / 102)
+def test_no_part_gets_less_sure_than_the_cap_and_a_sum_that_is_known_stays_known() -> None:
+    kalman = Kalman(ONES, APART)
+    for _ in range(50):
+        kalman.measure((1.0, 1.0, 0.0, 0.0), 0.0, noise=1e-4, clip_sigma=5)
+        kalman.widen(0.0, (1.0, 0.1, 0.1, 0.1))
+    half = 3 / 2
+    assert max(kalman.variances()) <= half**2 + 1e-9
+    kalman.measure((1.0, 1.0, 0.0, 0.0), 0.0, noise=1e-4, clip_sigma=5)
+    kalman.widen(0.0, (0.0, 0.0, 0.0, 0.0))
+    p = kalman.covariance
+    assert p[0] + 2 * p[1] + p[4] == pytest.approx(1e-4, rel=0.01)
+    assert p[4] > 0.5
+
+
+def test_a_first_guess_that_was_far_too_high_leaves_no_doubt_of_its_own_size() -> None:
+    kalman = Kalman((100.0, 100.0, 100.0, 0.0), (1e4, 0, 0, 0, 1e4, 0, 0, 1e4, 0, 1e4))
+    kalman.measure((1.0, 1.0, 1.0, 0.0), -297.0, noise=1e-6, clip_sigma=5)
+    kalman.widen(0.0, (0.0, 0.0, 0.0, 0.0))
+    assert sum(kalman.value) == pytest.approx(3.0, abs=0.01)
+    assert max(kalman.variances()) <= max(1.5, *kalman.value) ** 2 + 1e-6
 
 
 def test_a_part_at_zero_can_come_back() -> None:
-    kalman = Kalman((0.0, 1.0, 1.0, 1.0), (0.0, 0, 0, 0, 0.0, 0, 0, 0.0, 0, 0.0), ONES)
-    kalman.widen(0.01, (0.01, 0.01, 0.01, 0.01), 0.05)
-    assert kalman.variances()[0] == pytest.approx(0.01 * 0.05**2)
+    kalman = Kalman((0.0, 1.0, 1.0, 1.0), (0.0, 0, 0, 0, 0.0, 0, 0, 0.0, 0, 0.0))
+    kalman.widen(0.01, (0.01, 0.01, 0.01, 0.01))
+    assert kalman.variances()[0] == pytest.approx(0.01 * (0.05 * 2) ** 2)
 
 
 def test_a_covariance_times_a_vector_is_the_matrix_product() -> None:

@@ -114,6 +114,20 @@ def test_forty_steps_after_a_start_the_order_of_magnitude_of_the_prior_no_longer
         assert abs(error(model, engine, of(1))) < 0.1
 
 
+@pytest.mark.parametrize("scale", [0.03, 0.3, 3.0, 30.0])
+def test_a_boot_that_begins_with_a_pools_prompt_knows_what_it_has_not_seen(scale: float) -> None:
+    a, b, c, d = (scale * each for each in MACHINES["middling"])
+    for seed in range(5):
+        engine = Engine((a, b, c, d), noise=0.08, seed=seed)
+        model = StepModel(PRIOR)
+        engine.teach(model, [StepLoad(0, 512 * (piece + 1), 512) for piece in range(3)])
+        engine.teach(model, [of(1)] * 40)
+        assert model.upper_s(of(4)) > engine.true_s(of(4))
+        engine.teach(model, [of(2, 32)] * 5 + [of(2)] * 20)
+        assert abs(error(model, engine, of(3))) < 0.15
+        assert model.fit.per_prefill_token_s == pytest.approx(d, rel=0.3)
+
+
 def test_the_upper_bound_covers_the_truth_nineteen_times_in_twenty() -> None:
     rng = random.Random(5)
     misses = looks = 0

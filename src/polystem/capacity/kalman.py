@@ -2,12 +2,11 @@
 
 Knows no steps and no seconds: plain numbers of order one. Written out in floats, because at this size numpy spends its
 time on calls: an engine may make a thousand steps a second, and each is learned from.
-Invariant: value >= 0, and every variance is at most its cap.
+Invariant: value >= 0, and no deviation is more than the part itself or half of the whole, whichever is more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import sqrt
 
 __all__ = ["Covariance", "Kalman", "Vector", "times_vector"]
@@ -18,7 +17,10 @@ Covariance = tuple[float, float, float, float, float, float, float, float, float
 """The upper triangle of a symmetric matrix, row by row: 00 01 02 03 11 12 13 22 23 33."""
 
 _DIAGONAL = (0, 4, 7, 9)
+_TRIANGLE = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3))
 _LEAST_VARIANCE = 1e-12
+_LEAST_PART = 0.05
+_MOST_DEVIATION = 0.5
 
 
 def times_vector(p: Covariance, x: Vector) -> Vector:
@@ -37,16 +39,16 @@ class Kalman:
     """A random walk seen through scalar measurements.
 
     The covariance is capped because a scheduler holds the load constant for long: directions that no measurement
-    touches would else widen without end, and the first new load would throw the coefficients about.
+    touches would else widen without end, and the first new load would throw the coefficients about. The cap goes with
+    the whole (the first three parts together), so that a first guess that was wrong by orders of magnitude leaves no
+    doubt of its own size behind.
     """
 
-    __slots__ = ("_cap", "_last_score", "covariance", "value")
+    __slots__ = ("_last_score", "covariance", "value")
 
-    def __init__(self, value: Sequence[float], covariance: Covariance, cap: Vector) -> None:
-        v0, v1, v2, v3 = value
-        self.value: Vector = (v0, v1, v2, v3)
+    def __init__(self, value: Vector, covariance: Covariance) -> None:
+        self.value = value
         self.covariance = covariance
-        self._cap = cap
         self._last_score = 0.0
 
     def variances(self) -> Vector:
@@ -57,7 +59,8 @@ class Kalman:
         """Learns that the measured value was off by `innovation`; `noise` is its variance.
 
         Beyond `clip_sigma` standard deviations it counts as one at that bound if the measurement before was beyond it
-        on the same side, and not at all if it stands alone. Returns the innovation in standard deviations, unclipped.
+        on the same side, and not at all if it stands alone. It makes nothing surer: it contradicts what was believed.
+        Returns the innovation in standard deviations, unclipped.
         """
         h0, h1, h2, h3 = features
         p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
@@ -68,20 +71,22 @@ class Kalman:
         variance = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + noise
         score = innovation / sqrt(variance)
         before, self._last_score = self._last_score, score
-        if score > clip_sigma or score < -clip_sigma:
+        odd = score > clip_sigma or score < -clip_sigma
+        if odd:
             if not (before > clip_sigma if score > 0 else before < -clip_sigma):
                 return score
             innovation *= clip_sigma / abs(score)
         pull = innovation / variance
         v0, v1, v2, v3 = self.value
         v0, v1, v2, v3 = self.value = (v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull)
-        k0, k1, k2, k3 = g0 / variance, g1 / variance, g2 / variance, g3 / variance
-        self.covariance = (
-            p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3,
-            p11 - k1 * g1, p12 - k1 * g2, p13 - k1 * g3,
-            p22 - k2 * g2, p23 - k2 * g3,
-            p33 - k3 * g3,
-        )  # fmt: skip
+        if not odd:
+            k0, k1, k2, k3 = g0 / variance, g1 / variance, g2 / variance, g3 / variance
+            self.covariance = (
+                p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3,
+                p11 - k1 * g1, p12 - k1 * g2, p13 - k1 * g3,
+                p22 - k2 * g2, p23 - k2 * g3,
+                p33 - k3 * g3,
+            )  # fmt: skip
         if v0 < 0 or v1 < 0 or v2 < 0 or v3 < 0:
             self._lift()
         return score
@@ -108,15 +113,16 @@ class Kalman:
         v0, v1, v2, v3 = (max(each, 0.0) for each in value)
         self.value = (v0, v1, v2, v3)
 
-    def widen(self, together: float, each: Vector, least: float) -> None:
+    def widen(self, together: float, each: Vector) -> None:
         """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by itself.
 
-        Both are squares of relative deviations. A coefficient below `least` walks as if it were that large, so that
-        one that was clipped to nothing can come back.
+        Both are squares of relative deviations. A part below `_LEAST_PART` of the whole walks as if it were that large,
+        so that one at 0 can come back.
         """
         v0, v1, v2, v3 = self.value
         e0, e1, e2, e3 = each
         t0, t1, t2, t3 = together * v0, together * v1, together * v2, together * v3
+        least = _LEAST_PART * (v0 + v1 + v2)
         w0, w1, w2, w3 = max(v0, least), max(v1, least), max(v2, least), max(v3, least)
         p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
         self.covariance = (
@@ -128,15 +134,15 @@ class Kalman:
         self._keep_to_cap()
 
     def _keep_to_cap(self) -> None:
-        p, cap = self.covariance, self._cap
-        if (
-            _LEAST_VARIANCE <= p[0] <= cap[0]
-            and _LEAST_VARIANCE <= p[4] <= cap[1]
-            and _LEAST_VARIANCE <= p[7] <= cap[2]
-            and _LEAST_VARIANCE <= p[9] <= cap[3]
-        ):
-            return
-        self.covariance = _shrunk(p, cap)
+        v0, v1, v2, v3 = self.value
+        most = _MOST_DEVIATION * (v0 + v1 + v2)
+        c0, c1, c2, c3 = max(v0, most) ** 2, max(v1, most) ** 2, max(v2, most) ** 2, max(v3, most) ** 2
+        p = self.covariance
+        if p[0] > c0 or p[4] > c1 or p[7] > c2 or p[9] > c3:
+            for at, cap in enumerate((c0, c1, c2, c3)):
+                if p[_DIAGONAL[at]] > cap:
+                    p = _believed(p, at, cap)
+            self.covariance = p
 
 
 def _column(p: Covariance, at: int) -> Vector:
@@ -145,14 +151,16 @@ def _column(p: Covariance, at: int) -> Vector:
     return times_vector(p, (unit[0], unit[1], unit[2], unit[3]))
 
 
-def _shrunk(p: Covariance, cap: Vector) -> Covariance:
-    """The same correlations with every variance inside its bounds: D P D stays positive, whatever D is."""
-    rows: list[float] = []
-    scale = [sqrt(min(1.0, cap[i] / p[at])) if p[at] > 0 else 0.0 for i, at in enumerate(_DIAGONAL)]
-    flat = iter(p)
-    for i in range(4):
-        for j in range(i, 4):
-            value = next(flat) * scale[i] * scale[j]
-            rows.append(max(value, _LEAST_VARIANCE) if i == j else value)
-    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = rows
+def _believed(p: Covariance, at: int, cap: float) -> Covariance:
+    """As if the part had been measured where it is, so well that `cap` is left of its variance.
+
+    That only adds knowledge: a sum that is well known stays so. To scale rows and columns down would turn the known
+    direction into another one, and the filter would be sure of what nobody measured.
+    """
+    own = p[_DIAGONAL[at]]
+    column = _column(p, at)
+    less = (1.0 - cap / own) / own
+    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = (
+        each - less * column[i] * column[j] for each, (i, j) in zip(p, _TRIANGLE, strict=True)
+    )
     return p00, p01, p02, p03, p11, p12, p13, p22, p23, p33

@@ -24,8 +24,6 @@ _UNITS: Vector = (1.0, 8.0, 4096.0, 128.0)
 
 _PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 _LEAST_TEMPO_S = 1e-6
-_LEAST_PART = 0.05
-"""A coefficient walks as if it made up at least this much of a step of 8 streams: what is 0 can come back."""
 _PROMPT_DOUBT = 0.5
 _RECENT = 16
 _FIRST = 40
@@ -194,6 +192,7 @@ class StepModel:
         self._before = fit
         self._tempo_s = max(fit.mean_s(StepLoad(8, 4096)), _LEAST_TEMPO_S)
         self._kalman = _filter_from(fit, self._tempo_s, settings)
+        self._unlearned = (self._kalman.value, self._kalman.covariance)
         self._noise = StepNoise(fit.noise or 0.1)
         self._spread = BlockSpread(settings.rate_over_s, settings.rate_over_steps, 0.03)
         self._watch = TempoWatch()
@@ -299,7 +298,7 @@ class StepModel:
         apart = settings.walk_each * settings.walk_each * passed_s
         prompts = settings.walk_prompts * settings.walk_prompts * passed_s
         together = settings.walk_together * settings.walk_together * passed_s
-        self._kalman.widen(together, (apart, apart, apart, prompts), _LEAST_PART)
+        self._kalman.widen(together, (apart, apart, apart, prompts))
 
     def _account_for(self, run: int) -> None:
         """The last `run` steps were off on one side for good.
@@ -311,7 +310,7 @@ class StepModel:
         per_prompt = self._kalman.value[3]
         whole = sum(self._units(features) for features, _ in recent)
         if 2 * per_prompt * sum(features[3] for features, _ in recent) > whole:
-            self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2), _LEAST_PART)
+            self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2))
         else:
             self._change_tempo(recent)
         self._kalman.calm()
@@ -319,12 +318,17 @@ class StepModel:
         self._spread.drop_block()
 
     def _change_tempo(self, recent: list[tuple[Vector, float]]) -> None:
-        """All coefficients take the multiple that these steps had at the median."""
+        """All coefficients take the multiple that these steps had at the median.
+
+        At the start of a boot all that was learned so far was learned at the wrong tempo: it begins again at this one.
+        """
+        if self._samples <= _FIRST:
+            self._kalman = Kalman(*self._unlearned)
         factor = median(took_s / (self._units(features) * self._tempo_s) for features, took_s in recent)
         self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
         doubt = min(abs(factor - 1.0), 1.0)
         apart = (0.2 * doubt) ** 2
-        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart), _LEAST_PART)
+        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart))
 
 
 class FitTimes:
@@ -352,20 +356,16 @@ def _features(load: StepLoad) -> Vector:
 
 
 def _filter_from(fit: Fit, tempo_s: float, settings: StepModelSettings) -> Kalman:
-    """The filter at the start of a boot: the fit, plus doubt about this machine's tempo today and about each part.
-
-    The cap lets each part be unsure by itself as a whole, or by half a step of 8 streams, whichever is more.
-    """
-    value = [each * unit / tempo_s for each, unit in zip(fit.coefficients, _UNITS, strict=True)]
+    """The filter at the start of a boot: the fit, plus doubt about this machine's tempo today and about each part."""
     scale = [unit / tempo_s for unit in _UNITS]
+    v0, v1, v2, v3 = (each * by for each, by in zip(fit.coefficients, scale, strict=True))
     pairs = [(i, j) for i in range(4) for j in range(i, 4)]
-    scaled = [p * scale[i] * scale[j] for p, (i, j) in zip(fit.covariance(), pairs, strict=True)]
-    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = scaled
-    own = (p00, p11, p22, p33)
-    cap = [max(v * v, 0.25, each) for v, each in zip(value, own, strict=True)]
-    kalman = Kalman(value, (p00, p01, p02, p03, p11, p12, p13, p22, p23, p33), (cap[0], cap[1], cap[2], cap[3]))
+    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = (
+        each * scale[i] * scale[j] for each, (i, j) in zip(fit.covariance(), pairs, strict=True)
+    )
+    kalman = Kalman((v0, v1, v2, v3), (p00, p01, p02, p03, p11, p12, p13, p22, p23, p33))
     apart = settings.start_each**2
-    kalman.widen(settings.start_together**2, (apart, apart, apart, apart), _LEAST_PART)
+    kalman.widen(settings.start_together**2, (apart, apart, apart, apart))
     return kalman
 
 
