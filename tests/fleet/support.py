@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from polystem.capacity.fits import FitStore
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.views import CapacityView
 from polystem.clock import VirtualClock
-from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
-from polystem.fleet import AttachReport, Fleet, FleetSettings, Turn
+from polystem.engine.scripted import ScriptedEngine, ScriptedSettings, StepCost
+from polystem.errors import AdmissionRefused
+from polystem.fleet import AttachReport, Fleet, FleetSettings, FloorSettings, Turn
 from polystem.messages import Delta, Message, Request, Usage
 
 
@@ -21,7 +25,7 @@ async def everybody_reacts() -> None:
 
 @dataclass(slots=True)
 class Stage:
-    """A fleet, its engine, and the clock that moves both: each step of the engine takes a second."""
+    """A fleet, its engine, and the clock that moves both: a step of the engine takes a second, or what it is told."""
 
     fleet: Fleet
     engine: ScriptedEngine
@@ -34,6 +38,21 @@ class Stage:
             await self.clock.advance(1.0)
         await everybody_reacts()
 
+    async def passes(self, duration_s: float, *, step_s: float = 0.01) -> None:
+        """Lets time pass in small steps, and everybody react to each."""
+        end_s = self.clock.now_s() + duration_s
+        while self.clock.now_s() < end_s - 1e-9:
+            await everybody_reacts()
+            await self.clock.advance(step_s)
+        await everybody_reacts()
+
+    async def until(self, true: Callable[[], bool], *, step_s: float = 0.01, limit_s: float = 600.0) -> None:
+        """Lets time pass until something is so."""
+        end_s = self.clock.now_s() + limit_s
+        while not true():
+            assert self.clock.now_s() < end_s, f"not so after {limit_s} s"
+            await self.passes(step_s, step_s=step_s)
+
     async def until_done(self, *tasks: asyncio.Task[Heard]) -> None:
         """Steps until all tasks are over."""
         for _ in range(5000):
@@ -41,6 +60,21 @@ class Stage:
                 return
             await self.steps()
         raise AssertionError("tasks did not end within 5000 steps")
+
+    @property
+    def view(self) -> CapacityView:
+        """What the floor gate says of itself at this moment."""
+        desk = self.fleet.floor_desk
+        assert desk is not None
+        return desk.gate.snapshot(self.clock.now_s())
+
+    def audit(self) -> None:
+        """Everybody who was ever submitted is somewhere, and desk, gate, ledger and engine agree."""
+        self.fleet.check_integrity()
+        self.engine.check_integrity()
+        view = self.view
+        assert view.submitted == view.queued + view.live + view.held + view.done + view.cancelled
+        assert self.fleet.statistics().floor_faults == 0
 
 
 @asynccontextmanager
@@ -50,6 +84,9 @@ async def staged(
     sequences: int = 16,
     context_tokens: int = 1024,
     restart_s: float | None = None,
+    step_cost: StepCost = lambda _decoding, _cells, _prefilled: 1.0,
+    floor: FloorSettings | None = None,
+    fits: FitStore | None = None,
     **settings: object,
 ) -> AsyncGenerator[Stage, None]:
     """A started fleet on virtual time; whatever the test did, the ledger agrees with the engine at the end."""
@@ -63,10 +100,10 @@ async def staged(
             restart_s=restart_s,
         ),
         clock=clock,
-        step_cost=lambda _decoding, _cells, _prefilled: 1.0,
+        step_cost=step_cost,
     )
     chosen = FleetSettings(**settings)  # pyright: ignore[reportArgumentType]
-    fleet = Fleet(engine, clock=clock, settings=chosen)
+    fleet = Fleet(engine, clock=clock, settings=chosen, floor=floor, fits=fits)
     await fleet.start()
     try:
         yield Stage(fleet, engine, clock)
@@ -74,6 +111,29 @@ async def staged(
         engine.check_integrity()
     finally:
         await fleet.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine with known coefficients: seconds of a step, of each stream, of each prompt token in it."""
+
+    base_s: float = 0.02
+    per_stream_s: float = 0.01
+    per_prefill_token_s: float = 0.0002
+
+    def __call__(self, decoding: int, _cells: int, prefilled: int) -> float:
+        return self.base_s + self.per_stream_s * decoding + self.per_prefill_token_s * prefilled
+
+
+def few_at_once(workers: int, **knobs: object) -> FloorSettings:
+    """No floor, and a fixed number of workers: who waits and who goes depends on nothing else."""
+    return FloorSettings(gate=GateSettings(max_workers=workers), **knobs)  # pyright: ignore[reportArgumentType]
+
+
+def keeping(floor_tps: float, *, admit_wait_s: float | None = 30.0, **knobs: object) -> FloorSettings:
+    """A floor for everybody; `knobs` are those of its policy."""
+    policy = FloorPolicy(floor_tps, **knobs)  # pyright: ignore[reportArgumentType]
+    return FloorSettings(gate=GateSettings(policy=policy), admit_wait_s=admit_wait_s)
 
 
 @dataclass(slots=True)
@@ -125,6 +185,20 @@ async def run(fleet: Fleet, request: Request) -> Heard:
         async for delta in turn:
             heard.deltas.append(delta)
     return heard
+
+
+async def persistently(stage: Stage, request: Request) -> Heard:
+    """Runs one turn to its end, coming back when told to, as a client does."""
+    while True:
+        try:
+            return await run(stage.fleet, request)
+        except AdmissionRefused as refused:
+            await stage.clock.sleep(refused.retry_after_s)
+
+
+def begun(stage: Stage, request: Request) -> asyncio.Task[Heard]:
+    """A turn that has been sent off."""
+    return asyncio.create_task(run(stage.fleet, request))
 
 
 async def played(stage: Stage, request: Request) -> Heard:
