@@ -28,6 +28,8 @@ class AsgiCall:
         pieces: Sequence[bytes] | None = None,
         unfinished: bool = False,
         watch: Callable[[AsgiMessage], None] | None = None,
+        method: str = "POST",
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         parts = [orjson.dumps(body)] if pieces is None else list(pieces)
         self._incoming: asyncio.Queue[AsgiMessage] = asyncio.Queue()
@@ -40,13 +42,13 @@ class AsgiCall:
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", b"application/json"), *headers],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8080),
         }

@@ -15,11 +15,12 @@ from fastapi import FastAPI
 from polystem.clock import Clock, SystemClock
 from polystem.engine.scripted import Answer, Script, ScriptedEngine, ScriptedSettings, StepCost
 from polystem.engine.scripted.answer import spoken
-from polystem.fleet import Fleet, FleetSettings
+from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.serve import ServeSettings, build_app
 
 ENGINE = ScriptedSettings()
 FLEET = FleetSettings()
+FLOOR = FloorSettings()
 SERVE = ServeSettings()
 
 
@@ -42,6 +43,7 @@ async def serving(
     *answers: Answer,
     engine: ScriptedSettings = ENGINE,
     fleet: FleetSettings = FLEET,
+    floor: FloorSettings | None = FLOOR,
     settings: ServeSettings = SERVE,
     clock: Clock | None = None,
     step_cost: StepCost | None = None,
@@ -52,7 +54,7 @@ async def serving(
     """An app over a scripted engine that gives `answers` and then what `script` says, and all a test looks at."""
     clock = clock or SystemClock()
     scripted = ScriptedEngine(engine, clock=clock, answers=answers, script=script, step_cost=step_cost)
-    running = Fleet(scripted, clock=clock, settings=fleet)
+    running = Fleet(scripted, clock=clock, settings=fleet, floor=floor)
     app = build_app(running, settings, clock=clock)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://polystem", headers=list(headers)) as client:

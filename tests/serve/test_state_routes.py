@@ -6,7 +6,7 @@ import pytest
 
 from polystem.engine.scripted import ScriptedSettings
 from polystem.serve import ServeSettings
-from polystem.serve.state_routes import FEATURES
+from polystem.serve.state_routes import FEATURES, GATE_FEATURES
 from tests.serve.served import serving
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +66,7 @@ async def test_props_name_the_model_the_template_and_true_features_only() -> Non
     assert props["model_aliases"] == ["courier"]
     assert props["n_ctx"] == served.engine.settings.context_tokens
     assert "<|im_start|>" in props["chat_template"]
-    assert props["features"] == list(FEATURES)
+    assert props["features"] == [*FEATURES, *GATE_FEATURES]
     assert props["opencoti"]["polykv"] == {"pools_enabled": True, "max_pools": 256}
     assert props["default_generation_settings"]["params"]["temperature"] == 1.0
 

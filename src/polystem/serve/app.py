@@ -10,6 +10,7 @@ from polystem import __version__
 from polystem.clock import Clock, SystemClock
 from polystem.fleet import Fleet
 from polystem.serve import errors
+from polystem.serve.capacity_routes import capacity_routes
 from polystem.serve.control_routes import pool_routes, session_routes
 from polystem.serve.description import DescribedApp
 from polystem.serve.desk import Desk
@@ -40,6 +41,6 @@ def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = No
     app.needs_key = bool(settings.api_keys)
     app.add_middleware(Door, settings=settings, metrics=metrics)
     errors.install(app)
-    for routes in (openai_routes, pool_routes, session_routes, text_routes, state_routes):
+    for routes in (openai_routes, pool_routes, session_routes, capacity_routes, text_routes, state_routes):
         app.include_router(routes(desk))
     return app

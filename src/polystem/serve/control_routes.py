@@ -10,8 +10,9 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from polystem.errors import PoolNotFound
-from polystem.fleet import ClosedSession, FleetStatistics
+from polystem.fleet import ClosedSession, Fleet, FleetStatistics
 from polystem.pool import PoolView
+from polystem.serve.capacity_bodies import admission_of
 from polystem.serve.chat import messages_of, tools_of
 from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
@@ -35,12 +36,12 @@ def pool_routes(desk: Desk) -> APIRouter:
     async def create_pool(body: PoolBody, http: HttpRequest) -> Response:
         """Prefills a prefix once, to be lent to every request that begins with it."""
         pool = await desk.bounded(_create(desk, body), http.receive)
-        return json_response(pool_object(pool))
+        return json_response(pool_facts(desk.fleet, pool))
 
     @router.get("", responses=describes(PoolList) | errors_of(401, 503))
     async def list_pools() -> Response:
         """All pools."""
-        pools = [pool_object(pool) for pool in desk.fleet.pools()]
+        pools = [pool_facts(desk.fleet, pool) for pool in desk.fleet.pools()]
         pools_max = desk.fleet.engine.statistics().sequences_total
         return json_response({"pools_max": pools_max, "tree_depth": 1, "pools": pools})
 
@@ -49,7 +50,7 @@ def pool_routes(desk: Desk) -> APIRouter:
         """One pool."""
         for pool in desk.fleet.pools():
             if pool.pool_id == pool_id:
-                return json_response(pool_object(pool))
+                return json_response(pool_facts(desk.fleet, pool))
         raise PoolNotFound(pool_id)
 
     released = describes(ReleasedAnswer) | errors_of(400, 401, 404, 409, 413, 503)
@@ -79,6 +80,11 @@ def pool_routes(desk: Desk) -> APIRouter:
         return json_response({"ok": True})
 
     return router
+
+
+def pool_facts(fleet: Fleet, pool: PoolView) -> dict[str, Any]:
+    """A pool, and the floor of who names it."""
+    return pool_object(pool) | {"admission": admission_of(fleet, pool.pool_id)}
 
 
 async def _create(desk: Desk, body: PoolBody) -> PoolView:

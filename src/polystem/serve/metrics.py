@@ -16,6 +16,7 @@ from polystem.clock import Clock
 from polystem.errors import Saturated
 from polystem.fleet import Fleet, FleetStatistics
 from polystem.messages import Delta
+from polystem.serve.floor_metrics import floor_metrics
 
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -104,6 +105,8 @@ class _FleetGauges(Collector):
         yield from _cell_gauges(now)
         yield from _work_gauges(now)
         yield from _engine_metrics(now)
+        if now.floor is not None:
+            yield from floor_metrics(now.floor, faults=now.floor_faults)
 
 
 def _cell_gauges(now: FleetStatistics) -> Iterator[Metric]:

@@ -162,6 +162,18 @@ class ModelList(Shape):
     data: list[ModelFacts]
 
 
+class AdmissionFacts(Shape):
+    set: bool = Field(description="whether this pool has a policy of its own")
+    floor_tps: float | None = Field(description="what is enforced for its sessions, the server's floor included")
+    target_tps_per_session: float | None = None
+    mode: Literal["advisory", "enforced"] | None = None
+    on_saturation: Literal["reject", "warn"] | None = None
+    guarantee_min_sessions: int | None = None
+    settle_tokens: int | None = None
+    settle_max_ms: int | None = None
+    prefill_max_slots: int | None = None
+
+
 class PoolFacts(Shape):
     pool_id: int
     parent: int
@@ -179,6 +191,7 @@ class PoolFacts(Shape):
     borrowers: int
     auto: bool = Field(description="found by the server, not asked for")
     state: Literal["building", "ready", "failed"]
+    admission: AdmissionFacts
 
 
 class PoolList(Shape):
@@ -247,9 +260,21 @@ class PolykvFacts(Shape):
     max_pools: int
 
 
+class ElasticFacts(Shape):
+    enabled: bool
+    slots_live: int
+    slots_max: int
+    reason: str | None
+    grows: int
+    shrinks: int
+    vram_free_mib: None
+    tps_floor: float | None
+
+
 class OpencotiFacts(Shape):
     boot_id: str
     polykv: PolykvFacts
+    elastic_slots: ElasticFacts | None = Field(default=None, description="absent without a gate that knows a floor")
 
 
 class TemperatureParams(Shape):

@@ -11,8 +11,9 @@ from starlette.responses import Response
 from polystem import __version__
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import Draining, EngineLost, EngineRestarting, EngineStarting, Unavailable
-from polystem.fleet import FleetStatistics
+from polystem.fleet import Fleet, FleetStatistics
 from polystem.messages import Sampling
+from polystem.serve.capacity_bodies import elastic_object
 from polystem.serve.description import Responses, describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import json_response
@@ -25,6 +26,12 @@ FEATURES = (
     "pool_unknown_in_response_v1",
     "session_close_v1",
     "session_close_body_v1",
+)
+GATE_FEATURES = (
+    "capacity_readonly_v1",
+    "elastic_rw_v1",
+    "settle_waived_header_v1",
+    "tps_real_pool_id_v1",
 )
 METRICS_TEXT: Responses = {200: {"description": "Prometheus text", "content": {"text/plain": {}}}}
 
@@ -92,7 +99,7 @@ def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
         "auto_pool": desk.fleet.settings.auto_pool,
         "build": info.build,
         "settings": info.settings,
-        "features": list(FEATURES),
+        "features": features_of(desk.fleet),
         "default_generation_settings": {
             "temperature": temperature,
             "params": {"temperature": temperature},
@@ -101,5 +108,16 @@ def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
         "opencoti": {
             "boot_id": desk.boot_id,
             "polykv": {"pools_enabled": pools_max > 0, "max_pools": pools_max},
+            **_elastic_slots(desk.fleet),
         },
     }
+
+
+def features_of(fleet: Fleet) -> list[str]:
+    """What is true of this server, in the control plane's words; clients do things because of it."""
+    return [*FEATURES, *(GATE_FEATURES if fleet.floor_settings is not None else ())]
+
+
+def _elastic_slots(fleet: Fleet) -> dict[str, Any]:
+    view, policy = fleet.capacity(), fleet.floor_policy()
+    return {} if view is None or policy is None else {"elastic_slots": elastic_object(view, policy)}

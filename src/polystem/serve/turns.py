@@ -8,11 +8,13 @@ last bytes are sent after the turn has given back what it held: who reads them m
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from polystem.capacity.asks import Go
 from polystem.errors import PolystemError
 from polystem.fleet import AttachReport
 from polystem.messages import Delta, Request
@@ -31,6 +33,8 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 ID_HEADER = "x-request-id"
+REMAINING_HEADER = "x-sessions-remaining"
+SETTLE_HEADER = "x-polykv-settle-waived"
 
 
 class Answer(Protocol):
@@ -53,24 +57,25 @@ class WholeTurn(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = self._desk.metrics.turn(self._desk.clock)
         try:
-            body = await self._desk.bounded(self._gather(meter), receive)
+            response = await self._desk.bounded(self._gather(meter), receive)
         except ClientLeft:
             meter.left()
             return
         except Exception as exc:
             meter.raised(exc)
             raise
-        await json_response(body, headers={ID_HEADER: self._request.id})(scope, receive, send)
+        await response(scope, receive, send)
 
-    async def _gather(self, meter: TurnMeter) -> dict[str, Any]:
+    async def _gather(self, meter: TurnMeter) -> Response:
         last = Delta()
         async with self._desk.fleet.turn(self._request) as turn:
+            headers = {ID_HEADER: self._request.id} | admission_headers(turn.verdict)
             async for last in turn:
                 meter.piece()
                 self._answer.add(last)
             facts = _facts_of(self._request, last, turn.attach)
         meter.finished(last)
-        return self._answer.whole(last, facts)
+        return json_response(self._answer.whole(last, facts), headers=headers)
 
 
 class StreamedTurn(Response):
@@ -101,7 +106,7 @@ class StreamedTurn(Response):
         events = self._events
         last = Delta()
         async with self._desk.fleet.turn(self._request) as turn:
-            await stream.open(events.opening())
+            await stream.open(events.opening(), admission_headers(turn.verdict))
             async for last in turn:
                 meter.piece()
                 if last.finish_reason is None and (piece := events.piece(last)):
@@ -119,9 +124,10 @@ class _Stream:
         self._headers = [*STREAM_HEADERS, (ID_HEADER.encode(), request_id.encode())]
         self.is_open = False
 
-    async def open(self, first: bytes) -> None:
+    async def open(self, first: bytes, more_headers: Mapping[str, str]) -> None:
         self.is_open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        headers = [*self._headers, *((name.encode(), value.encode()) for name, value in more_headers.items())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if first:
             await self.write(first)
 
@@ -130,6 +136,18 @@ class _Stream:
 
     async def close(self, piece: bytes) -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+
+
+def admission_headers(verdict: Go | None) -> dict[str, str]:
+    """What the gate says of a turn that it has let in; a number that is not known is left out, never told as 0."""
+    headers: dict[str, str] = {}
+    if verdict is None:
+        return headers
+    if verdict.remaining is not None:
+        headers[REMAINING_HEADER] = str(verdict.remaining)
+    if verdict.settle_waived_s is not None:
+        headers[SETTLE_HEADER] = str(round(verdict.settle_waived_s * 1000))
+    return headers
 
 
 def _facts_of(request: Request, last: Delta, attach: AttachReport) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from polystem.errors import BadRequest, UnsupportedField
+from polystem.serve.capacity_bodies import AdmissionBody, ElasticBody
 from polystem.serve.chat import TemplateBody
 from polystem.serve.completion import CompletionBody
 from polystem.serve.pool_bodies import PoolBody
@@ -20,7 +21,8 @@ Finding = Mapping[str, Any]
 REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
 Path = tuple[str | int, ...]
 
-KNOWN_FIELDS = sorted({*TemplateBody.model_fields, *CompletionBody.model_fields, *PoolBody.model_fields})
+BODIES = (TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody)
+KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
 EXPECTED_TYPE: Mapping[str, str] = {
     "int_type": "number",
