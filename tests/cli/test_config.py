@@ -9,11 +9,21 @@ from typing import Any
 
 import pytest
 
+from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.cli.config import SETTINGS, ServeCommand, model_path, read_serve_command
 from polystem.engine.llama import LlamaSettings
 from polystem.errors import ConfigError
-from polystem.fleet import FleetSettings
+from polystem.fleet import FleetSettings, FloorSettings
 from polystem.serve import ServeSettings
+
+UNITS: dict[str, Any] = {
+    "engine": LlamaSettings,
+    "fleet": FleetSettings,
+    "floor": FloorSettings,
+    "gate": GateSettings,
+    "policy": FloorPolicy,
+    "serve": ServeSettings,
+}
 
 
 @pytest.fixture
@@ -40,6 +50,49 @@ def test_without_anything_the_units_own_defaults_hold(model: str) -> None:
     assert command.serve == ServeSettings()
     assert command.fleet == FleetSettings()
     assert command.engine == LlamaSettings(model_path=Path(model))
+    assert command.floor == FloorSettings()
+
+
+def test_the_floor_the_queue_and_the_limits_reach_the_gate(model: str, tmp_path: Path) -> None:
+    file = toml(tmp_path, "floor_tps = 12\nqueue_limit = 9\nunder_share = 0.1\nadmit_wait_s = 0\n")
+    environment = {"POLYSTEM_FLOOR_TPS": "15.5", "POLYSTEM_ON_SATURATION": "warn", "POLYSTEM_SESSION_TTL_S": "60"}
+    floor = read({"model": model, "floor_mode": "advisory", "max_workers": 7}, environment, file).floor
+    assert floor.gate.policy == FloorPolicy(floor_tps=15.5, mode="advisory", on_saturation="warn")
+    gate = floor.gate
+    assert (gate.queue_limit, gate.under_share, gate.session_ttl_s, gate.max_workers) == (9, 0.1, 60.0, 7)
+    assert floor.admit_wait_s == 0
+
+
+def test_a_floor_is_enforced_unless_something_else_is_said(model: str) -> None:
+    policy = read({"model": model, "floor_tps": 15.0}).floor.gate.policy
+    assert (policy.mode, policy.on_saturation) == ("enforced", "reject")
+
+
+def test_a_short_time_limit_shortens_the_wait_that_nobody_asked_for(model: str) -> None:
+    assert read({"model": model, "request_timeout_s": 20.0}).floor.admit_wait_s == 10.0
+
+
+def test_a_wait_that_the_time_limit_would_cut_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match="admit_wait_s 600 is not below request_timeout_s 600") as caught:
+        read({"model": model, "admit_wait_s": 600.0})
+    assert "--admit-wait-s" in (caught.value.hint or "")
+
+
+def test_a_server_on_a_fixed_port_has_a_store_of_its_own_and_one_on_a_free_port_has_none(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert read({"model": model}).store == tmp_path / "polystem" / "fleet-8080.db"
+    assert read({"model": model, "port": 9000}).store == tmp_path / "polystem" / "fleet-9000.db"
+    assert read({"model": model, "port": 0}).store is None
+
+
+def test_a_store_may_be_named_anywhere_or_refused(model: str, tmp_path: Path) -> None:
+    assert read({"model": model, "store": "none"}).store is None
+    assert read({"model": model, "port": 0, "store": str(tmp_path / "a.db")}).store == tmp_path / "a.db"
+    assert read({"model": model, "store": "~/a.db"}).store == Path("~/a.db").expanduser()
+    with pytest.raises(ConfigError, match="store is empty"):
+        read({"model": model, "store": ""})
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(model: str, tmp_path: Path) -> None:
@@ -122,6 +175,14 @@ def test_a_variable_of_another_command_is_left_to_it(model: str) -> None:
         ("cells = 1", "must be between"),
         ("tool_format = 'xml'", "tool_format 'xml' is unknown; give one of hermes"),
         ("port = 70000", "port 70000 is out of range"),
+        ("floor_tps = '15'", "'floor_tps' must be a number, but is '15'"),
+        ("floor_tps = 0", "floor_tps is 0, it must be from 0.001"),
+        ("floor_tps = nan", "floor_tps is nan, it must be from 0.001"),
+        ("floor_mode = 'strict'", "'strict', it must be one of advisory, enforced"),
+        ("on_saturation = 'queue'", "'queue', it must be one of reject, warn"),
+        ("max_workers = 0", "max_workers is 0, it must be from 1"),
+        ("admit_wait_s = -1", "admit_wait_s is -1, the least is 0"),
+        ("session_ttl_s = 0", "session_ttl_s is 0, it must be from 1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(model: str, tmp_path: Path, text: str, message: str) -> None:
@@ -158,10 +219,9 @@ def test_the_bundled_model_is_a_file_of_the_package(bundled_model: Path) -> None
 
 
 def test_every_setting_fills_a_field_that_its_unit_has() -> None:
-    units = {"engine": LlamaSettings, "fleet": FleetSettings, "serve": ServeSettings}
     for setting in SETTINGS:
-        if setting.unit in units:
-            assert setting.field in {field.name for field in fields(units[setting.unit])}, setting
+        if setting.unit != "command":
+            assert setting.field in {field.name for field in fields(UNITS[setting.unit])}, setting
 
 
 def test_the_page_shows_every_setting_and_no_other(repository: Path) -> None:
@@ -171,10 +231,9 @@ def test_the_page_shows_every_setting_and_no_other(repository: Path) -> None:
 
 def test_the_page_shows_the_defaults_that_hold(repository: Path) -> None:
     page = (repository / "docs" / "configuration.md").read_text()
-    units = {"engine": LlamaSettings, "fleet": FleetSettings, "serve": ServeSettings}
     told = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \|", page, re.MULTILINE))
     for setting in SETTINGS:
-        if setting.unit in units:
-            default = next(each.default for each in fields(units[setting.unit]) if each.name == setting.field)
+        if setting.unit != "command":
+            default = next(each.default for each in fields(UNITS[setting.unit]) if each.name == setting.field)
             if isinstance(default, str | int | float) and not isinstance(default, bool):
                 assert told[setting.name] == f"{default:g}" if isinstance(default, float) else str(default)

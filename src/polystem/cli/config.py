@@ -14,21 +14,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
+from platformdirs import user_state_path
+
+from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.engine.llama import LlamaSettings
 from polystem.engine.tools import TOOL_FORMATS
 from polystem.errors import ConfigError
-from polystem.fleet import FleetSettings
+from polystem.fleet import FleetSettings, FloorSettings
 from polystem.serve import ServeSettings
 
-Unit: TypeAlias = Literal["engine", "fleet", "serve", "command"]
+Unit: TypeAlias = Literal["engine", "fleet", "floor", "gate", "policy", "serve", "command"]
 Value: TypeAlias = str | int | float | bool | list[Any]
 PREFIX = "POLYSTEM_"
 CONFIG_VARIABLE = "POLYSTEM_CONFIG"
-OTHER_COMMANDS = tuple(f"{PREFIX}{command}_" for command in ("COURIER", "DOCTOR", "REPORT", "TUNE"))
+OTHER_COMMANDS = tuple(f"{PREFIX}{command}_" for command in ("CAPACITY", "COURIER", "DOCTOR", "PLAN", "REPORT", "TUNE"))
 BUNDLED_MODEL = "bundled"
 BUNDLED_FILE = "courier-nano-f16.gguf"
+NO_STORE = "none"
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -39,7 +43,7 @@ class Setting:
     name: str
     unit: Unit
     field: str
-    kind: Literal["whole", "seconds", "switch", "text", "texts"]
+    kind: Literal["whole", "number", "seconds", "switch", "text", "texts"]
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -65,6 +69,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("auto_pool_min_tokens", "fleet", "auto_pool_min_tokens", "whole"),
     Setting("growth_reserve_tokens", "fleet", "growth_reserve_tokens", "whole"),
     Setting("prefill_budget_tokens", "fleet", "prefill_budget_tokens", "whole"),
+    Setting("floor_tps", "policy", "floor_tps", "number"),
+    Setting("floor_mode", "policy", "mode", "text"),
+    Setting("on_saturation", "policy", "on_saturation", "text"),
+    Setting("guarantee_min_sessions", "policy", "guarantee_min_sessions", "whole"),
+    Setting("under_share", "gate", "under_share", "number"),
+    Setting("cell_line", "gate", "cell_line", "number"),
+    Setting("max_workers", "gate", "max_workers", "whole"),
+    Setting("queue_limit", "gate", "queue_limit", "whole"),
+    Setting("place_kept_s", "gate", "place_kept_s", "seconds"),
+    Setting("session_ttl_s", "gate", "session_ttl_s", "seconds"),
+    Setting("admit_wait_s", "floor", "admit_wait_s", "seconds"),
+    Setting("store", "command", "store", "text"),
     Setting("host", "serve", "host", "text"),
     Setting("port", "serve", "port", "whole"),
     Setting("api_key", "serve", "api_keys", "texts"),
@@ -78,11 +94,13 @@ BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """All that `polystem serve` needs."""
+    """All that `polystem serve` needs. `store` is the file that outlives the server, None for none."""
 
     engine: LlamaSettings
     fleet: FleetSettings
+    floor: FloorSettings
     serve: ServeSettings
+    store: Path | None
     log_level: str = "warning"
 
 
@@ -101,7 +119,7 @@ def read_serve_command(
 
 
 def _command_of(found: Mapping[str, Value]) -> ServeCommand:
-    by_unit: dict[Unit, dict[str, Any]] = {"engine": {}, "fleet": {}, "serve": {}, "command": {}}
+    by_unit: dict[Unit, dict[str, Any]] = {unit: {} for unit in get_args(Unit)}
     for name, value in found.items():
         setting = BY_NAME[name]
         by_unit[setting.unit][setting.field] = tuple(value) if isinstance(value, list) else value
@@ -111,12 +129,44 @@ def _command_of(found: Mapping[str, Value]) -> ServeCommand:
     if "chat_template_file" in command:
         engine["chat_template"] = _text_of(Path(command["chat_template_file"]), "chat template file")
     _check_tool_format(engine.get("tool_format"))
+    serving = ServeSettings(**serve)
     return ServeCommand(
         engine=LlamaSettings(model_path=model_path(command.get("model", BUNDLED_MODEL)), **engine),
         fleet=FleetSettings(**by_unit["fleet"]),
-        serve=ServeSettings(**serve),
+        floor=_floor_of(by_unit, serving.request_timeout_s),
+        serve=serving,
+        store=store_path(command.get("store"), serving.port),
         log_level=_log_level(command.get("log_level", "warning")),
     )
+
+
+def _floor_of(by_unit: Mapping[Unit, Mapping[str, Any]], request_timeout_s: float) -> FloorSettings:
+    """The gate's settings; a wait that nobody asked for gives way to a short time limit of requests."""
+    gate = GateSettings(policy=FloorPolicy(**by_unit["policy"]), **by_unit["gate"])
+    plain = FloorSettings().admit_wait_s
+    assert plain is not None
+    admit_wait_s: float = by_unit["floor"].get("admit_wait_s", min(plain, request_timeout_s / 2))
+    if admit_wait_s >= request_timeout_s:
+        raise ConfigError(
+            f"admit_wait_s {admit_wait_s:g} is not below request_timeout_s {request_timeout_s:g}: "
+            "who waits to be let in would be cut off before it is told when to come again",
+            hint="lower --admit-wait-s or raise --request-timeout-s",
+            param="admit_wait_s",
+        )
+    return FloorSettings(gate=gate, admit_wait_s=admit_wait_s)
+
+
+def store_path(store: str | None, port: int) -> Path | None:
+    """The file that keeps queue, sessions and pools; None for none.
+
+    Without a word of the user it goes by the port: a server on a fixed port comes back as the one that its clients
+    know, a server on a free port is nobody's.
+    """
+    if store is None:
+        return user_state_path("polystem") / f"fleet-{port}.db" if port else None
+    if not store.strip():
+        raise ConfigError("store is empty", hint=f"give a file, or '{NO_STORE}'", param="store")
+    return None if store == NO_STORE else Path(store).expanduser()
 
 
 def model_path(model: str) -> Path:
@@ -210,6 +260,7 @@ def _checked(values: Mapping[str, Any], called: Callable[[str], str]) -> dict[st
 
 WANTED = {
     "whole": "a whole number",
+    "number": "a number",
     "seconds": "a number of seconds",
     "switch": "true or false",
     "text": "text",
@@ -221,7 +272,7 @@ def _fits(value: Any, kind: str) -> bool:
     match kind:
         case "whole":
             return isinstance(value, int) and not isinstance(value, bool)
-        case "seconds":
+        case "number" | "seconds":
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "switch":
             return isinstance(value, bool)

@@ -24,7 +24,7 @@ class Command(Protocol):
     def register(self, app: typer.Typer) -> None: ...
 
 
-COMMANDS = ("serve", "courier", "report", "doctor", "tune", "model")
+COMMANDS = ("serve", "capacity", "plan", "courier", "report", "doctor", "tune", "model")
 
 
 def build_cli(only: str | None = None) -> typer.Typer:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from polystem.capacity.fits import FitStore
+from polystem.capacity.policy import GateSettings
 from polystem.cli.config import BUNDLED_MODEL, ServeCommand, model_path, read_serve_command
 from polystem.clock import SystemClock
 from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.llama.settings import SEQUENCES_LIMIT
 from polystem.engine.tools import TOOL_FORMATS
-from polystem.fleet import Fleet
+from polystem.fleet import Fleet, FloorSettings
+from polystem.fleet.store import FleetStore
 from polystem.serve import ServeSettings
 from polystem.serve.server import run_server
 
@@ -28,11 +32,21 @@ Without any option the bundled model, courier-nano, is served on http://127.0.0.
 
   polystem serve --model my-model.gguf --cells 65536 --auto-pool
 
+  polystem serve --model my-model.gguf --floor-tps 15 --max-workers 40
+
   polystem serve --host 0.0.0.0 --api-key-file keys.txt
 
 A KV cell holds one token of one prompt. --cells is how many there are for all requests together; \
 a prefix that is shared takes its cells once. GET /kv shows who holds them, POST /polykv/pools stores a prefix, \
 --auto-pool finds prefixes by itself.
+
+With --floor-tps no stream shall decode slower than that: a new worker is let in only if all can keep it. \
+Who has to wait gets a 429 after --admit-wait-s, which says why and when to come back; its place in the queue is kept. \
+A worker that was let in is never refused its next turn. `polystem capacity` shows what the gate knows while the \
+server runs, `polystem plan` says beforehand how many workers a floor allows.
+
+A server on a fixed port keeps queue, sessions and pools in a file and comes back with them after a crash; see \
+--store. One on a free port (--port 0) keeps nothing, for no client will know it again.
 
 Every option is also a key of a TOML file (--config) and an environment variable: --max-body-bytes is \
 max_body_bytes and POLYSTEM_MAX_BODY_BYTES. Flags win over the environment, the environment over the file.
@@ -42,6 +56,8 @@ The first Ctrl-C or SIGTERM lets running requests finish; the second ends at onc
 
 ENGINE = LlamaSettings(model_path=model_path(BUNDLED_MODEL))
 SERVE = ServeSettings()
+FLOOR = FloorSettings()
+GATE = GateSettings()
 SEQUENCES_HELP = f"Most pools and sessions at once, up to {SEQUENCES_LIMIT}."
 
 ModelFlag = Annotated[
@@ -49,6 +65,43 @@ ModelFlag = Annotated[
 ]
 NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire.", show_default="the file's name")]
 AliasFlag = Annotated[list[str] | None, typer.Option(metavar="NAME", help="One more name for the model; repeatable.")]
+FloorFlag = Annotated[
+    float | None, typer.Option(metavar="X", help="Tokens/s that every stream is to keep.", show_default="no floor")
+]
+ModeFlag = Annotated[
+    str | None,
+    typer.Option(metavar="MODE", help="enforced, or advisory: only told.", show_default=GATE.policy.mode),
+]
+SaturationFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT", help="reject whom the floor has no room for, or warn.", show_default=GATE.policy.on_saturation
+    ),
+]
+WaitFlag = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", help="Longest wait of a new worker; 0 is 429 at once.", show_default=f"{FLOOR.admit_wait_s:g}"
+    ),
+]
+WorkersFlag = Annotated[int | None, typer.Option(metavar="N", help="Most workers at a time.", show_default="no limit")]
+QueueFlag = Annotated[
+    int | None, typer.Option(metavar="N", help="Most workers that wait.", show_default=str(GATE.queue_limit))
+]
+IdleFlag = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", help="How long a worker may stay away between turns.", show_default=f"{GATE.session_ttl_s:g}"
+    ),
+]
+StoreFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|none",
+        help="Keeps queue, sessions, pools and transcripts over a restart.",
+        show_default="fleet-PORT.db in the user's state folder; none with --port 0",
+    ),
+]
 HostFlag = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=SERVE.host)]
 PortFlag = Annotated[
     int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default=str(SERVE.port))
@@ -108,6 +161,14 @@ def serve(
     chat_template_file: TemplateFlag = None,
     tool_format: ToolFormatFlag = None,
     auto_pool: AutoPoolFlag = None,
+    floor_tps: FloorFlag = None,
+    floor_mode: ModeFlag = None,
+    on_saturation: SaturationFlag = None,
+    admit_wait_s: WaitFlag = None,
+    max_workers: WorkersFlag = None,
+    queue_limit: QueueFlag = None,
+    session_ttl_s: IdleFlag = None,
+    store: StoreFlag = None,
     api_key: KeyFlag = None,
     api_key_file: KeyFileFlag = None,
     max_body_bytes: BodyFlag = None,
@@ -125,8 +186,11 @@ def _run(command: ServeCommand) -> None:
     logging.basicConfig(level=command.log_level.upper(), stream=sys.stderr, format=LOG_FORMAT)
     clock = SystemClock()
     engine = LlamaEngine(command.engine, clock=clock)
-    fleet = Fleet(engine, clock=clock, settings=command.fleet)
+    store = None if command.store is None else FleetStore(command.store)
+    fleet = Fleet(engine, clock=clock, settings=command.fleet, floor=command.floor, store=store, fits=FitStore())
     _say(f"{command.engine.name}: {command.engine.cells} cells, {command.engine.sequences} sequences")
+    for line in policy_lines(command):
+        _say(line)
     end = run_server(
         fleet,
         command.serve,
@@ -138,13 +202,32 @@ def _run(command: ServeCommand) -> None:
         raise typer.Exit(CUT_EXIT_CODE)
 
 
+def policy_lines(command: ServeCommand) -> Iterator[str]:
+    """What holds for whoever comes: the floor, the queue, and what outlives the server."""
+    gate, policy = command.floor.gate, command.floor.gate.policy
+    limit = "" if gate.max_workers is None else f", at most {gate.max_workers} workers at a time"
+    if policy.floor_tps is None:
+        yield f"floor: none, so everybody is let in as far as cells reach{limit}; --floor-tps X sets one"
+    else:
+        yield f"floor: {policy.floor_tps:g} tokens/s for every stream, {policy.mode}, {policy.on_saturation}{limit}"
+    if policy.waits or gate.max_workers is not None:
+        wait_s = command.floor.admit_wait_s
+        wait = f"waits {wait_s:g} s, then gets 429" if wait_s else "gets 429 at once"
+        yield f"queue: who finds no room {wait}; {gate.queue_limit} may wait, a place is kept {gate.place_kept_s:g} s"
+    if command.store is None:
+        yield "store: none; queue, sessions and pools end with this server"
+    else:
+        yield f"store: {command.store}; queue, sessions and pools outlive this server"
+
+
 def _how_to_try(url: str, command: ServeCommand) -> str:
     key = " -H 'Authorization: Bearer KEY'" if command.serve.api_keys else ""
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
     return (
         f"ready; the API is at {url}/v1. Try it:\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n"
-        f"  curl {url}/kv{key}"
+        f"  curl {url}/kv{key}\n"
+        f"  polystem capacity --url {url}"
     )
 
 

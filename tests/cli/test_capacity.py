@@ -1,0 +1,148 @@
+"""`polystem capacity`: a running server's gate as a table that teaches, as JSON, and again each second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+from aiohttp import web
+from anyio import to_thread
+from rich.console import Console
+
+from polystem.capacity.asks import Reason
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.cli import capacity
+from polystem.cli.capacity import MEANING_OF, capacity_table, headline
+from polystem.cli.main import run
+from polystem.engine.scripted import Answer
+from polystem.fleet import FloorSettings
+from polystem.serve.capacity_shapes import CapacityAnswer
+from tests.engine.remote.raw_server import Raw, raw_server
+from tests.serve.served import serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+async def told_by(floor: FloorSettings, *, sessions: Sequence[str] = ()) -> dict[str, Any]:
+    """What a real server tells of itself after some turns."""
+    async with serving(*[Answer("Hi")] * len(sessions), floor=floor) as served:
+        await served.client.post("/polykv/pools", json={"prompt": "abc"})
+        for session_id in sessions:
+            await served.chat(session_id=session_id)
+        await served.client.post("/elastic", json={})
+        answer: dict[str, Any] = (await served.client.get("/fleet/capacity")).json()
+    CapacityAnswer.model_validate(answer)
+    return answer
+
+
+@pytest.fixture
+async def limited() -> dict[str, Any]:
+    gate = GateSettings(policy=FloorPolicy(floor_tps=5), max_workers=1)
+    return await told_by(FloorSettings(gate=gate, admit_wait_s=0), sessions=("a", "b"))
+
+
+def shown(told: dict[str, Any]) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(capacity_table(told))
+    return captured.get()
+
+
+def serving_once(told: dict[str, Any], times: int) -> tuple[Any, list[web.Request]]:
+    """A server that answers so often and then has gone."""
+    asked: list[web.Request] = []
+
+    def answer(request: web.Request, _body: bytes) -> Raw:
+        asked.append(request)
+        if len(asked) > times:
+            return Raw((b'{"error": {"message": "gone"}, "reason": "draining"}',), status=503)
+        return Raw((json.dumps(told).encode(),))
+
+    return raw_server(answer), asked
+
+
+async def test_the_table_says_what_each_number_means(limited: dict[str, Any]) -> None:
+    text = shown(limited)
+    assert "nobody more now: max workers (the limit on workers is reached)" in text
+    assert "5.0 tokens/s   kept for every stream; who finds no room waits, then gets 429" in text
+    assert "= 1 queued + 1 live + 0 held + 0 done + 0 cancelled" in text
+    assert "1   max workers: 1" in text, "who was told 429, and why"
+    assert "promised is 5% at most" in text
+    assert "more for each stream that decodes" in text
+    assert "pool 0" in text
+
+
+async def test_without_a_floor_it_says_how_to_set_one() -> None:
+    told = await told_by(FloorSettings())
+    assert "no floor is set: give --floor-tps to serve, or POST /elastic" in shown(told)
+
+
+async def test_an_advisory_floor_and_one_that_only_warns_say_so(limited: dict[str, Any]) -> None:
+    floor = limited["floor"]
+    assert "advisory: told, and nobody waits for it" in shown(limited | {"floor": floor | {"mode": "advisory"}})
+    assert "who finds no room is let in and told" in shown(limited | {"floor": floor | {"on_saturation": "warn"}})
+    assert "out of reach here even for one" in shown(limited | {"floor": floor | {"unreachable": True}})
+
+
+def test_every_reason_of_the_gate_is_explained() -> None:
+    for reason, meaning in MEANING_OF.items():
+        told = {"admissible": {"now": 0, "binding": reason}}
+        assert headline(told) == f"nobody more now: {reason} ({meaning})"
+
+
+def test_the_reasons_are_those_of_the_gate() -> None:
+    assert set(MEANING_OF) == set(get_args(Reason))
+
+
+async def test_it_prints_the_table_of_a_server(limited: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    server, asked = serving_once(limited, 1)
+    async with server as url:
+        code = await to_thread.run_sync(run, ["capacity", "--url", f"{url}/v1", "--api-key", "secret"])
+    assert code == 0
+    output = capsys.readouterr()
+    assert "nobody more now: max workers" in output.out
+    assert output.err == ""
+    assert [request.path for request in asked] == ["/fleet/capacity"]
+    assert asked[0].headers["authorization"] == "Bearer secret"
+
+
+async def test_json_is_what_the_server_said(limited: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    server, _ = serving_once(limited, 1)
+    async with server as url:
+        assert await to_thread.run_sync(run, ["capacity", "--url", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == limited
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_watching_goes_on_until_the_server_is_gone(
+    limited: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    as_json: bool,
+) -> None:
+    monkeypatch.setattr(capacity, "EVERY_S", 0.0)
+    server, asked = serving_once(limited, 3)
+    flags = ["--watch", *(["--json"] if as_json else [])]
+    async with server as url:
+        code = await to_thread.run_sync(run, ["capacity", "--url", url, *flags])
+    output = capsys.readouterr()
+    assert code == 5
+    assert len(asked) == 4
+    assert "error: gone" in output.err
+    if as_json:
+        assert [json.loads(line) for line in output.out.splitlines()] == [limited] * 3
+    else:
+        assert output.out.count("nobody more now") == 3
+
+
+async def test_a_server_that_is_not_there_is_told(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    assert await to_thread.run_sync(run, ["capacity", "--url", url]) == 5
+    assert f"error: the connection to {url} was lost" in capsys.readouterr().err

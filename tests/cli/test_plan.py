@@ -1,0 +1,192 @@
+"""`polystem plan`: answers from a stored fit, no engine, and a clear word where none is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from polystem.capacity.fits import FitKey, FitStore, StoredFit
+from polystem.capacity.floor import Demand
+from polystem.capacity.plan import PlanLimits, Shape, plan
+from polystem.capacity.step_model import Fit
+from polystem.cli.main import run
+from polystem.cli.plan import CURVE_ROWS, curve_lines, plan_chart
+from polystem.engine.llama.modelfile import sha256_of
+from polystem.engine.machine import this_machine
+
+FIT = Fit(0.010, 0.002, 1e-6, 1e-4, (1e-4, 1e-5, 1e-8, 1e-6), 4000, 0.001)
+SHAPE = ("--prefix-tokens", "1000", "--private-tokens", "200", "--turn-tokens", "30", "--think-s", "2")
+Keep = Callable[..., None]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FitStore:
+    """The store of a user who has none yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return FitStore()
+
+
+@pytest.fixture
+def keep(store: FitStore, bundled_model: Path) -> Keep:
+    """Stores what a server would have measured for the bundled model."""
+
+    def put(*, fit: Fit = FIT, demand: Demand | None = None, machine: str = "", at_s: float = 1.7e9) -> None:
+        key = FitKey(sha256_of(bundled_model), "build", machine or this_machine().name, "f16")
+        store.put(StoredFit(key, bundled_model.name, fit, demand, cells_total=8192, at_s=at_s, seats_total=64))
+
+    return put
+
+
+def told(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert run(["plan", *SHAPE, *flags, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_without_a_fit_it_says_so_and_how_to_get_one(store: FitStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *SHAPE]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    error, hint = output.err.strip().splitlines()
+    assert error.startswith("error: no step times are stored for courier-nano-f16.gguf in ")
+    assert str(store.path) in error
+    assert "polystem courier run --mode replay --model " in hint
+
+
+def test_fits_of_other_models_are_named(
+    store: FitStore, keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"GGUF")
+    assert run(["plan", *SHAPE, "--model", str(other)]) == 2
+    assert "there are some for courier-nano-f16.gguf" in capsys.readouterr().err
+
+
+def test_floors_and_workers_are_answered_as_the_planner_answers_them(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    answer = told(capsys, "--floor", "10", "--floor", "20", "--workers", "3", "--workers", "500")
+    curve = plan(FIT, Shape(1000, 200, 30, 2), (10, 20), PlanLimits(8192, seats_total=63))
+    assert [point["workers"] for point in answer["floors"]] == [point.workers for point in curve.points]
+    assert answer["workers"] == [
+        {"workers": 3, "floor_tps": pytest.approx(curve.floor_for(3))},
+        {"workers": 500, "floor_tps": None},
+    ]
+    assert answer["limits"]["seats_total"] == 63, "the pool takes one"
+
+
+def test_cells_sequences_and_a_missing_prefix_are_taken_into_account(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    answer = told(capsys, "--cells", "2000", "--sequences", "9", "--prefix-tokens", "0", "--floor", "5")
+    assert (answer["limits"]["cells_total"], answer["limits"]["seats_total"]) == (2000, 9)
+    [point] = answer["floors"]
+    assert (point["workers"], point["binding"]) == (9, "cells")
+
+
+def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    assert run(["plan", *SHAPE, "--floor", "15", "--workers", "4", "--workers", "99"]) == 0
+    text = capsys.readouterr().out
+    assert "courier-nano-f16.gguf: 4000 steps, the last at 2023-11-14 22:13 UTC, on " in text
+    assert "step = 10 ms (±0.1) + 2 ms (±0.01) for each stream + 1 us" in text
+    assert "worker: P 1000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8192 cells, 63 sequences" in text
+    assert "4 workers: a floor of " in text
+    assert "99 workers do not fit: cells and sequences take 31" in text
+    assert "workers  highest floor, tokens/s\n      1  " in text
+    assert "####" in text
+
+
+def test_without_floors_a_range_of_them_is_shown(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep()
+    floors = [point["floor_tps"] for point in told(capsys)["floors"]]
+    assert len(floors) > 4
+    assert floors == sorted(floors, reverse=True)
+
+
+def test_turns_and_think_times_come_from_what_was_seen(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(demand=Demand(think_s=1.5, turn_tokens=21.0))
+    assert run(["plan", "--prefix-tokens", "9", "--private-tokens", "9", "--json"]) == 0
+    shape = json.loads(capsys.readouterr().out)["shape"]
+    assert (shape["think_s"], shape["turn_tokens"]) == (1.5, 21.0)
+
+
+def test_what_was_never_seen_must_be_given(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep()
+    assert run(["plan", "--prefix-tokens", "9", "--private-tokens", "9"]) == 2
+    assert "--turn-tokens is needed: no worker's turns were seen" in capsys.readouterr().err
+
+
+def test_this_machines_fit_goes_before_a_newer_one_of_another(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(at_s=1e9)
+    keep(machine="a faster one", at_s=2e9)
+    assert told(capsys)["measured"]["machine"] == this_machine().name
+
+
+def test_another_machines_fit_is_used_with_a_note(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(machine="a faster one")
+    assert run(["plan", *SHAPE]) == 0
+    assert "note: these step times are of another machine: a faster one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--private-tokens", "0"), "private_tokens is 0"),
+        (("--think-s", "-1"), "think_s is -1"),
+        (("--floor", "0"), "floor_tps is 0"),
+        (("--workers", "0"), "workers is 0"),
+        (("--cells", "0"), "cells_total is 0"),
+        (("--svg", "/nowhere/plan.svg"), "cannot write /nowhere/plan.svg"),
+    ],
+)
+def test_a_value_out_of_range_is_named(
+    keep: Keep, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    keep()
+    assert run(["plan", *SHAPE, *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_curve_is_drawn_with_units_a_legend_and_what_was_asked(
+    keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    file = tmp_path / "plan.svg"
+    assert run(["plan", *SHAPE, "--floor", "15", "--svg", str(file)]) == 0
+    assert f"curve in {file}" in capsys.readouterr().err
+    texts = [each.text or "" for each in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"floor, tokens/s of each stream", "workers", "workers let in", "of them decoding at once"} <= set(texts)
+    assert any(text.endswith(" at 15") for text in texts)
+    assert "courier-nano-f16.gguf: workers that keep a floor" in texts
+
+
+def test_the_drawn_line_never_rises_with_the_floor_and_passes_through_every_answer() -> None:
+    curve = plan(FIT, Shape(1000, 200, 30, 2), (10, 20, 30), PlanLimits(8192))
+    chart = plan_chart("m", curve, curve.points)
+    line = chart.lines[0].points
+    assert [x for x, _ in line] == sorted(x for x, _ in line)
+    assert [y for _, y in line] == sorted((y for _, y in line), reverse=True)
+    for point in curve.points:
+        above = next(y for x, y in line if x >= point.floor_tps)
+        assert above == point.workers
+
+
+def test_a_long_curve_is_thinned_to_a_screen_and_keeps_its_ends() -> None:
+    steps = tuple((workers, 100.0 / workers) for workers in range(1, 256))
+    lines = curve_lines(steps)
+    assert len(lines) <= CURVE_ROWS
+    assert lines[0].split()[0] == "1"
+    assert lines[-1].split()[0] == "255"
+    assert len(curve_lines(steps[:1])) == 1
