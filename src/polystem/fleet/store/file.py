@@ -89,7 +89,9 @@ class StoreFile:
             for key, change in changes.items():
                 try:
                     self._write_one(connection, key, change, written)
-                except _ROW_AT_FAULT:
+                except Exception as exc:
+                    if not _is_of_the_row(exc):
+                        raise
                     _log.exception(
                         "%s: %s %r cannot be kept, which is a fault of ours; please report it", self.path, *key
                     )
@@ -239,13 +241,15 @@ class StoreFile:
                 raise TypeError(f"{change!r} is no change of {key!r}")
 
 
-_ROW_AT_FAULT = (
-    TypeError, ValueError, OverflowError, sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.DataError,
-    sqlite3.InterfaceError,
-)  # fmt: skip
 _MACHINE_AT_FAULT = (
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
 )  # fmt: skip
+
+
+def _is_of_the_row(exc: Exception) -> bool:
+    """Whether a value cannot be kept whatever the state of the file: then it must not keep others out."""
+    value = sqlite3.ProgrammingError | sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError
+    return isinstance(exc, value) or not isinstance(exc, sqlite3.Error)
 
 
 def _in_transaction(connection: sqlite3.Connection, act: Callable[[sqlite3.Connection], None]) -> None:
