@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from polystem.capacity.asks import Reason
+from polystem.engine.scripted import ScriptedEngine
+from polystem.fleet import Fleet
+from polystem.serve import ServeSettings, build_app
+from polystem.serve.capacity_bodies import AdmissionBody, CapacityQuery, ElasticBody
+from polystem.serve.capacity_shapes import PoolCapacityAnswer, TpsRow
 from polystem.serve.chat import TemplateBody
 from polystem.serve.completion import CompletionBody
 from polystem.serve.pool_bodies import PoolBody
 from polystem.serve.refused import REFUSED_FIELDS
+
+UNTOLD = {"slot_id", "alloc_key"}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +43,31 @@ def test_every_field_of_a_completion_is_on_the_page(sections: dict[str, str]) ->
 def test_every_field_of_a_pool_is_on_the_page(sections: dict[str, str]) -> None:
     created = sections["Pools"].split("Every pool is told")[0]
     assert fields_in(created) == set(PoolBody.model_fields)
+
+
+def test_every_field_of_an_admission_and_of_elastic_is_on_the_page(sections: dict[str, str]) -> None:
+    about_admission, rest = sections["Floor and capacity"].split("`GET /polykv/pools/{pool_id}/capacity` takes")
+    about_capacity, about_elastic = rest.split("`POST /elastic` changes")
+    assert fields_in(about_admission) == set(AdmissionBody.model_fields)
+    assert fields_in(about_elastic) == set(ElasticBody.model_fields)
+    told = fields_in(about_capacity)
+    assert told == set(PoolCapacityAnswer.model_fields) - {"pool_id"}
+    assert all(
+        f"`{name}`" in about_capacity
+        for name in (*CapacityQuery.model_fields, *TpsRow.model_fields)
+        if name not in UNTOLD
+    )
+
+
+def test_every_route_is_on_the_page(sections: dict[str, str]) -> None:
+    paths = build_app(Fleet(ScriptedEngine()), ServeSettings()).openapi()["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", sections["Routes"])) == served
+
+
+def test_every_reason_of_a_refusal_is_on_the_page(sections: dict[str, str]) -> None:
+    told = re.findall(r"^\| `([a-z ,]+)` \|", sections["When there is no room"], re.MULTILINE)
+    assert set(told) - {"reason", "place"} == set(get_args(Reason))
 
 
 def test_no_refused_field_is_accepted() -> None:
