@@ -96,10 +96,10 @@ async def test_without_a_floor_everybody_goes_at_once_and_is_counted() -> None:
 # --- waiting and being refused --------------------------------------------------------------------------------------
 
 
-async def refusal(stage: Stage, name: str | None, **fields: object) -> AdmissionRefused:
+async def refusal(stage: Stage, name: str | None) -> AdmissionRefused:
     """The 429 of a turn that does not wait; `name` None has no session."""
     with pytest.raises(AdmissionRefused) as caught:
-        await run(stage.fleet, asking(PROMPT, session_id=name, admit_wait_s=0.0, **fields))
+        await run(stage.fleet, asking(PROMPT, session_id=name, admit_wait_s=0.0))
     return caught.value
 
 
@@ -485,7 +485,8 @@ async def test_the_prefill_budget_follows_the_floor_over_a_restart() -> None:
             await task
         again = begun(stage, of("a", 5))
         await stage.until(again.done)
-        assert stage.engine.prefill_budget_tokens == stage.view.prefill_budget_tokens < 500
+        assert stage.engine.prefill_budget_tokens == stage.view.prefill_budget_tokens
+        assert stage.engine.prefill_budget_tokens < 500
 
 
 # --- floors and reasons ---------------------------------------------------------------------------------------------
