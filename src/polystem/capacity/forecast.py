@@ -78,7 +78,7 @@ class Forecast:
 
     def _crowd(self, extra_cells: int) -> Crowd:
         outside = self._outside
-        cells = _rounded(outside.cells_read + extra_cells)
+        cells = _rounded(max(0, outside.cells_read + extra_cells))
         return Crowd(cells_read=cells, foreign=outside.foreign, prefill_share=outside.prefill_share)
 
     def _times_at(self, cells_read: int) -> _Steps:

@@ -19,18 +19,18 @@ from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Ver
 from polystem.capacity.demand import DemandEstimate
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.floor import Demand
-from polystem.capacity.forecast import Forecast, Outside
-from polystem.capacity.ladder import Ladder
-from polystem.capacity.meter import StepMeter
+from polystem.capacity.learning import Learning
 from polystem.capacity.outlook import capacity_view, outlook
+from polystem.capacity.parts import GateParts
 from polystem.capacity.policy import FloorPolicy, GateSettings
-from polystem.capacity.queue import FairQueue, Place
+from polystem.capacity.queue import Place
+from polystem.capacity.relief import Relief
 from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
-from polystem.capacity.seating import GateParts, Seating
+from polystem.capacity.seating import Seating
 from polystem.capacity.step_model import StepLoad, StepModel
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.capacity.waits import Waits
-from polystem.capacity.workers import Roster, Worker
+from polystem.capacity.workers import Worker
 
 __all__ = [
     "Action",
@@ -58,10 +58,6 @@ __all__ = [
     "Wait",
 ]
 
-_REFRESH_S = 0.1
-_FOREIGN_SEEN = 3
-"""Others' streams count once this many observations have shown them: a snapshot may be a step off."""
-
 
 class FloorGate:
     """Decides by a step model how many workers keep the floor.
@@ -79,26 +75,12 @@ class FloorGate:
         demand: Demand | None = None,
         seed: int = 0,
     ) -> None:
-        floor_rule = FloorRule(settings)
-        self._parts = GateParts(
-            settings=settings,
-            model=model,
-            roster=Roster(),
-            queue=FairQueue(place_kept_s=settings.place_kept_s, due_grace_s=settings.due_grace_s),
-            ladder=Ladder(settings),
-            meter=StepMeter(),
-            estimate=DemandEstimate(demand),
-            forecast=Forecast(model),
-            floor_rule=floor_rule,
-            rule=rule or floor_rule,
-            policy=settings.policy,
-            max_workers=settings.max_workers,
-        )
+        self._parts = GateParts.of(settings, model, rule, DemandEstimate(demand))
         self._seating = Seating(self._parts)
         self._waits = Waits(self._parts, self._seating)
+        self._learning = Learning(self._parts, self._seating)
+        self._relief = Relief(self._parts, self._seating)
         self._random = random.Random(seed)
-        self._refreshed_at = float("-inf")
-        self._foreign_seen: list[int] = []
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -145,9 +127,9 @@ class FloorGate:
         if known is None or known.state == "queued":
             return
         if worker in self._parts.roster.running or worker in self._parts.roster.paused:
-            self._count_tokens(known, output_tokens)
+            self._learning.count_tokens(known, output_tokens)
             self._parts.estimate.turn_ended(output_tokens)
-            self._settle(known, now_s, waived=False)
+            self._learning.settle(known, now_s, waived=False)
         self._stop_turn(known, now_s)
 
     def close(self, worker: str, now_s: float, *, cancelled: bool = False) -> bool:
@@ -162,25 +144,15 @@ class FloorGate:
 
     def observe(self, facts: Facts, now_s: float) -> None:
         """Takes in what the engine says of itself: steps, rates, cells. Nothing else teaches the model."""
-        parts = self._parts
-        parts.facts = facts
-        for step in parts.meter.new_steps(facts.steps, now_s):
-            parts.model.learn(step.load, step.duration_s, step.at_s)
-        self._observe_workers(facts, now_s)
-        self._observe_foreign(facts)
-        if now_s - self._refreshed_at >= _REFRESH_S - 1e-9 or now_s < self._refreshed_at:
-            self._refresh(now_s)
-        if parts.is_ours:
-            parts.ladder.measure(parts.meter.measured_tps, self._seating.kept_floor_tps(), now_s)
-            parts.ladder.crowd(self._seating.is_crowded(), now_s)
+        self._learning.observe(facts, now_s)
 
     def decide(self, now_s: float) -> tuple[Action, ...]:
         """What is to be done now; to be asked after every other call, and carried out at once."""
         actions: list[Action] = []
         self._clear_out(now_s, actions)
-        self._settle_in_time(now_s)
+        self._learning.settle_in_time(now_s)
         if self._parts.is_ours:
-            self._climb_or_come_down(now_s, actions)
+            actions += self._relief.act(now_s)
         self._let_held(now_s, actions)
         self._let_new(now_s, actions)
         self._set_budget(actions)
@@ -226,12 +198,7 @@ class FloorGate:
 
     def check_integrity(self) -> None:
         """Fails where the gate contradicts itself."""
-        parts = self._parts
-        parts.roster.check_integrity()
-        parts.queue.check_integrity()
-        assert len(parts.queue) == parts.roster.queued
-        for name, worker in parts.roster.workers.items():
-            assert (name in parts.queue) == (worker.state == "queued")
+        self._parts.check_integrity()
 
     # --- setting --------------------------------------------------------------------------------------------------
 
@@ -275,7 +242,7 @@ class FloorGate:
         parts.cold_since = now_s if parts.roster.admitted else None
         for worker in list(parts.roster.paused.values()):
             parts.roster.run(worker, now_s)
-        self._refresh(now_s)
+        self._learning.refresh(now_s)
 
     # --- inside: newcomers ----------------------------------------------------------------------------------------
 
@@ -315,10 +282,7 @@ class FloorGate:
         if warned is not None:
             worker.kept_tps = None
         parts.roster.run(worker, now_s)
-        parts.estimate.queue_wait_s.add(now_s - worker.since_s)
-        if worker.told is not None:
-            told_at, advised_s = worker.told
-            parts.estimate.retry_honesty.add((now_s - told_at) / max(advised_s, 1e-3))
+        self._learning.worker_let_in(worker, now_s)
         waived_s, parts.waived_s = parts.waived_s, None
         lenient = not self._seating.policy_of(worker.ask).waits
         remaining = self._seating.room_for(worker.ask, now_s) if lenient else None
@@ -372,67 +336,14 @@ class FloorGate:
             self._parts.roster.rest(worker, now_s)
 
     def _end(self, worker: Worker, now_s: float, *, cancelled: bool) -> None:
-        """The worker goes; what its tenant paid beforehand and was not served is given back."""
+        """The worker goes, from wherever it stood."""
         parts = self._parts
         if worker.state == "queued":
             parts.queue.leave(worker.name)
         else:
             parts.shrinks += 1
-            parts.queue.charge(worker.ask.tenant, min(0, worker.tokens - worker.prepaid_tokens))
-            if not cancelled and worker.tokens:
-                estimate = parts.estimate
-                estimate.residence_s.add(now_s - worker.admitted_at)
-                estimate.worker_tokens.add(worker.tokens)
-                parts.queue.cost_tokens = max(1, int(estimate.worker_tokens.value))
-                if worker.cells is not None and worker.ask.named:
-                    estimate.final_cells.add(worker.cells)
+            self._learning.worker_ended(worker, now_s, cancelled=cancelled)
         parts.roster.end(worker, now_s, cancelled=cancelled)
-
-    def _count_tokens(self, worker: Worker, turn_tokens: int) -> None:
-        """What its turn has said so far; beyond what was paid beforehand, its tenant is charged at once."""
-        before = max(worker.tokens, worker.prepaid_tokens)
-        worker.turn_tokens = max(worker.turn_tokens, turn_tokens)
-        more = max(worker.tokens, worker.prepaid_tokens) - before
-        if more:
-            self._parts.queue.charge(worker.ask.tenant, more)
-
-    # --- inside: observing ----------------------------------------------------------------------------------------
-
-    def _observe_workers(self, facts: Facts, now_s: float) -> None:
-        roster = self._parts.roster
-        for name, cells in facts.worker_cells.items():
-            worker = roster.admitted.get(name)
-            if worker is not None:
-                before = max(worker.tokens, worker.prepaid_tokens)
-                worker.cells, worker.most_cells = cells, max(worker.most_cells, cells)
-                worker.offloaded_cells = 0
-                more = max(worker.tokens, worker.prepaid_tokens) - before
-                if more:
-                    self._parts.queue.charge(worker.ask.tenant, more)
-        for name, tokens in facts.turn_tokens.items():
-            worker = roster.running.get(name)
-            if worker is not None:
-                self._count_tokens(worker, tokens)
-                worker.note_pace(now_s)
-                if worker.tokens_said >= worker.settle_tokens:
-                    self._settle(worker, now_s, waived=False)
-
-    def _observe_foreign(self, facts: Facts) -> None:
-        running = self._parts.roster.running
-        ours = sum(tokens > 0 and name in running for name, tokens in facts.turn_tokens.items())
-        self._foreign_seen = [*self._foreign_seen[1 - _FOREIGN_SEEN :], max(0, facts.decoding - ours)]
-        self._parts.foreign = min(self._foreign_seen) if len(self._foreign_seen) == _FOREIGN_SEEN else 0
-
-    def _refresh(self, now_s: float) -> None:
-        parts = self._parts
-        self._refreshed_at = now_s
-        cells_read = parts.meter.cells_read
-        outside = Outside(
-            cells_read=parts.facts.cells_used if cells_read is None else cells_read,
-            foreign=parts.foreign,
-            prefill_share=parts.meter.prefill_share(parts.model.fit.per_prefill_token_s),
-        )
-        parts.forecast.refresh(parts.estimate.demand, outside)
 
     # --- inside: deciding -----------------------------------------------------------------------------------------
 
@@ -448,92 +359,12 @@ class FloorGate:
             self._end(worker, now_s, cancelled=False)
             actions.append(Expire(worker.name))
 
-    def _settle(self, worker: Worker, now_s: float, *, waived: bool) -> None:
-        parts = self._parts
-        if parts.roster.warming.pop(worker.name, None) is None:
-            return
-        if waived:
-            parts.waived_s = now_s - worker.admitted_at
-        else:
-            parts.estimate.settle_s.add(now_s - worker.admitted_at)
-
-    def _settle_in_time(self, now_s: float) -> None:
-        late = [worker for worker in self._parts.roster.warming.values() if worker.settle_until <= now_s]
-        for worker in late:
-            self._settle(worker, now_s, waived=True)
-
-    def _climb_or_come_down(self, now_s: float, actions: list[Action]) -> None:
-        parts, ladder = self._parts, self._parts.ladder
-        if not parts.settings.ladder:
-            return
-        if ladder.pause_due(now_s) and len(parts.roster.running) > 1:
-            self._pause_newest(now_s, actions)
-        elif ladder.hold_due(now_s) and len(parts.roster.running) + len(parts.roster.waiting) > 1:
-            self._offload_longest_held(now_s, actions)
-            self._hold_newest(now_s)
-        elif ladder.return_due(now_s):
-            self._take_one_back(now_s, actions)
-
-    def _pause_newest(self, now_s: float, actions: list[Action]) -> None:
-        """One turn stands still, or as many as it takes by the model to have the others above half the floor."""
-        parts, roster = self._parts, self._parts.roster
-        line_s = 1 / (parts.settings.pause_line * (self._seating.kept_floor_tps() or 1.0))
-        victims = [worker for worker in roster.newest_first() if worker.name in roster.running][:-1]
-        for paused, victim in enumerate(victims):
-            if paused and parts.forecast.mean_s(len(roster.running)) <= line_s:
-                break
-            roster.pause(victim, now_s)
-            parts.shrinks += 1
-            actions.append(Pause(victim.name))
-        parts.ladder.climbed(now_s)
-
-    def _hold_newest(self, now_s: float) -> None:
-        roster = self._parts.roster
-        active = [worker for worker in roster.newest_first() if not worker.on_hold]
-        if len(active) > 1:
-            active[0].on_hold = True
-            roster.on_hold[active[0].name] = active[0]
-            self._parts.ladder.climbed(now_s)
-            self._parts.shrinks += 1
-
-    def _offload_longest_held(self, now_s: float, actions: list[Action]) -> None:
-        """Cells of a worker on hold are read in every step; where that is a part worth having, they go."""
-        parts, roster = self._parts, self._parts.roster
-        whole_s = parts.forecast.mean_s(len(roster.running))
-        for worker in roster.on_hold.values():
-            stands_still = worker.name in roster.waiting or worker.name in roster.idle
-            spared_s = parts.model.fit.per_cell_s * (worker.cells or 0)
-            if stands_still and spared_s >= parts.settings.offload_share * whole_s:
-                worker.offloaded_cells, worker.cells = worker.cells or 0, None
-                parts.ladder.climbed(now_s)
-                actions.append(Offload(worker.name))
-                return
-
-    def _take_one_back(self, now_s: float, actions: list[Action]) -> None:
-        """The last that was paused, else the last whose turns were held, where there is room for it."""
-        parts, roster = self._parts, self._parts.roster
-        if roster.paused and self._seating.turn_fits():
-            self._resume(next(reversed(roster.paused.values())), now_s, actions)
-        elif roster.on_hold and not roster.paused:
-            worker = next(reversed(roster.on_hold.values()))
-            if self._seating.one_more_active_fits(worker.offloaded_cells):
-                del roster.on_hold[worker.name]
-                worker.on_hold, worker.offloaded_cells = False, 0
-                parts.ladder.resumed(now_s)
-                parts.grows += 1
-
-    def _resume(self, worker: Worker, now_s: float, actions: list[Action]) -> None:
-        self._parts.roster.run(worker, now_s)
-        self._parts.ladder.resumed(now_s)
-        self._parts.grows += 1
-        actions.append(Resume(worker.name))
-
     def _let_held(self, now_s: float, actions: list[Action]) -> None:
         """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait,
         first come, first served."""
         roster = self._parts.roster
         if roster.paused and not roster.running:
-            self._resume(next(reversed(roster.paused.values())), now_s, actions)
+            actions.append(self._relief.resume_last(now_s))
         while roster.waiting:
             free = (worker for worker in roster.waiting.values() if not worker.on_hold)
             first = next(free, None) or next(iter(roster.waiting.values()))

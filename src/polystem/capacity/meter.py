@@ -14,6 +14,7 @@ from polystem.capacity.facts import Step
 __all__ = ["StepMeter"]
 
 _SHARE_OVER_S = 30.0
+_GROWTH_OVER_S = 4.0
 
 
 class StepMeter:
@@ -28,6 +29,21 @@ class StepMeter:
         self._seen_s = 0.0
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
+        self._cells: deque[tuple[float, int]] = deque()
+
+    def take_cells(self, cells: int, now_s: float) -> None:
+        """Cells in use now, for their growth."""
+        self._cells.append((now_s, cells))
+        while self._cells[0][0] < now_s - _GROWTH_OVER_S:
+            self._cells.popleft()
+
+    @property
+    def growth_cells_s(self) -> float:
+        """Cells that all together grew by in a second of late; 0 where they shrank."""
+        if len(self._cells) < 2:
+            return 0.0
+        (began_at, before), (now_s, now) = self._cells[0], self._cells[-1]
+        return max(0.0, (now - before) / max(now_s - began_at, _GROWTH_OVER_S / 4))
 
     def restarted(self) -> None:
         """The engine began anew, and with it perhaps its clock."""
@@ -35,6 +51,7 @@ class StepMeter:
         self._recent.clear()
         self._recent_s = 0.0
         self._cells_read = None
+        self._cells.clear()
 
     def new_steps(self, steps: Iterable[Step], now_s: float) -> list[Step]:
         """Those that were not told before."""

@@ -6,7 +6,8 @@ from itertools import islice
 from math import isfinite
 
 from polystem.capacity.asks import Ask, Reason
-from polystem.capacity.seating import GateParts, Seating
+from polystem.capacity.parts import GateParts
+from polystem.capacity.seating import Seating
 from polystem.capacity.views import CapacityView, Outlook, WorkerRow
 from polystem.capacity.waits import Waits
 from polystem.capacity.workers import Worker

@@ -84,6 +84,7 @@ class GateSettings:
         pause_line: share of the floor below which turns are paused in mid-decode.
         crowded_share: workers are put on hold as well where the predicted share under the floor is above this.
         offload_share: cells of a worker on hold go where they take this share of a step.
+        growth_s: a newcomer is judged by the cells that there will be in so long, as they grow now.
         turn_margin: a turn begins where the predicted step takes this part of what the floor allows.
         chunk_min_tokens: least prefill in a step, whatever the floor says.
         chunk_max_tokens: most prefill in a step.
@@ -112,7 +113,8 @@ class GateSettings:
     crowded_share: float = 0.5
     offload_share: float = 0.02
     turn_margin: float = 0.97
-    chunk_min_tokens: int = 32
+    growth_s: float = 10.0
+    chunk_min_tokens: int = 8
     chunk_max_tokens: int = 512
     session_ttl_s: float = 300.0
     place_kept_s: float = 300.0
@@ -139,6 +141,7 @@ class GateSettings:
             ("crowded_share", 0.0, 1.0),
             ("offload_share", 0.0, 1.0),
             ("turn_margin", 0.1, 1.0),
+            ("growth_s", 0.0, 3600.0),
             ("chunk_min_tokens", 1, 1_000_000),
             ("chunk_max_tokens", self.chunk_min_tokens, 1_000_000),
             ("session_ttl_s", 1.0, 1e7),

@@ -6,59 +6,19 @@ always let in, and never more than `max_workers`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from polystem.capacity.asks import Ask, Reason
-from polystem.capacity.demand import DemandEstimate
-from polystem.capacity.facts import Facts
-from polystem.capacity.forecast import Forecast
-from polystem.capacity.ladder import Ladder
-from polystem.capacity.meter import StepMeter
-from polystem.capacity.policy import FloorPolicy, GateSettings
-from polystem.capacity.queue import FairQueue
-from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
-from polystem.capacity.step_model import StepModel
-from polystem.capacity.workers import Roster
+from polystem.capacity.parts import GateParts
+from polystem.capacity.policy import FloorPolicy
+from polystem.capacity.rule import GateState
 
-__all__ = ["GateParts", "Seating"]
+__all__ = ["Seating"]
 
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
 _FINISHED_TO_TELL = 3
 """Workers that have to be done before their final size is believed."""
-
-
-@dataclass(slots=True)
-class GateParts:
-    """All that the gate keeps. `policy` and `max_workers` can be set while it runs; `cold_since` is when the first
-    worker was let in on an engine that little is known of."""
-
-    settings: GateSettings
-    model: StepModel
-    roster: Roster
-    queue: FairQueue
-    ladder: Ladder
-    meter: StepMeter
-    estimate: DemandEstimate
-    forecast: Forecast
-    floor_rule: FloorRule
-    rule: AdmissionRule
-    policy: FloorPolicy
-    max_workers: int | None
-    facts: Facts = field(default_factory=Facts)
-    foreign: int = 0
-    cold_since: float | None = None
-    draining: bool = False
-    waived_s: float | None = None
-    budget_tokens: int | None = None
-    grows: int = 0
-    shrinks: int = 0
-    refused: dict[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the turn gate, the ladder and the prefill budget work too, or a rule is being compared."""
-        return self.rule is self.floor_rule
 
 
 class Seating:
@@ -145,7 +105,7 @@ class Seating:
             settle_until=cold_since + policy.settle_s,
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
-            extra_cells=newcomer_cells * (1 + kept_seats),
+            extra_cells=newcomer_cells * (1 + kept_seats) + int(parts.meter.growth_cells_s * settings.growth_s),
             seats_after=self.seats_promised() + kept_seats + 1,
             seats_total=facts.seats_total,
             forecast=parts.forecast,
@@ -222,30 +182,40 @@ class Seating:
     # --- turns ----------------------------------------------------------------------------------------------------
 
     def turn_fits(self) -> bool:
-        """Whether one more turn may run beside those that do, with the cells that all of them will have said."""
+        """Whether one more turn may run beside those that do, with the cells that all of them will have said,
+        and with what prompts take of the time."""
         parts = self._parts
         running = len(parts.roster.running)
         floor_tps = self.kept_floor_tps()
         if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
             return True
         said_cells = int((running + 1) * parts.forecast.demand.turn_tokens)
-        return parts.forecast.mean_s(running + 1, said_cells) <= parts.settings.turn_margin / floor_tps
+        allowed_s = parts.settings.turn_margin * (1 - parts.forecast.outside.prefill_share) / floor_tps
+        return parts.forecast.mean_s(running + 1, said_cells) <= allowed_s
 
     def is_crowded(self) -> bool:
         """Whether those that are not on hold would be under the floor for most of their time, by the model."""
         parts = self._parts
-        floor_tps = self.kept_floor_tps()
-        active = len(parts.roster.admitted) - len(parts.roster.on_hold)
-        if floor_tps is None or active < 2:
-            return False
-        return parts.forecast.share_under(active, floor_tps) > parts.settings.crowded_share
+        return self._share_of_active(0, -self._cells_on_hold()) > parts.settings.crowded_share
 
-    def one_more_active_fits(self, more_cells: int) -> bool:
+    def active_fits(self) -> bool:
+        """Whether those that are not on hold keep the floor, once the cells of the others have gone."""
+        return self._share_of_active(0, -self._cells_on_hold()) <= self._parts.settings.under_share
+
+    def one_more_active_fits(self, more_cells: int = 0) -> bool:
         """Whether one more worker may be taken off hold, and brings so many cells back: at eps, where a newcomer
         needs to stay below it."""
+        return self._share_of_active(1, more_cells) <= self._parts.settings.under_share
+
+    def _share_of_active(self, more: int, more_cells: int) -> float:
+        """The predicted share under the floor of those that are not on hold and so many more."""
         parts = self._parts
         floor_tps = self.kept_floor_tps()
-        active = len(parts.roster.admitted) - len(parts.roster.on_hold)
-        if floor_tps is None or not active:
-            return True
-        return parts.forecast.share_under(active + 1, floor_tps, more_cells) <= parts.settings.under_share
+        active = len(parts.roster.admitted) - len(parts.roster.on_hold) + more
+        if floor_tps is None or active < 2:
+            return 0.0
+        return parts.forecast.share_under(active, floor_tps, more_cells)
+
+    def _cells_on_hold(self) -> int:
+        """Cells that can go, of workers that are on hold."""
+        return sum(worker.cells or 0 for worker in self._parts.roster.on_hold.values())

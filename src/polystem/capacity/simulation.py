@@ -31,12 +31,14 @@ _TOLD_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """The truth that the gate has to find: tau = base + per_stream*B + per_cell*K + per_prefill_token*F."""
+    """The truth that the gate has to find: tau = base + per_stream*B + per_cell*K + per_prefill_token*F, and per_read
+    for each cell that each row of the step (a stream's, or a prompt token's) attends to."""
 
     base_s: float = 0.020
     per_stream_s: float = 0.004
     per_cell_s: float = 1e-6
     per_prefill_token_s: float = 0.0004
+    per_read_s: float = 0.0
 
     def step_s(self, load: StepLoad) -> float:
         return (
@@ -44,6 +46,7 @@ class Coefficients:
             + self.per_stream_s * load.decoding
             + self.per_cell_s * load.cells_read
             + self.per_prefill_token_s * load.prefill_tokens
+            + self.per_read_s * load.cells_read * (load.decoding + load.prefill_tokens)
         )
 
     def mean_s(self, load: StepLoad) -> float:
@@ -56,7 +59,8 @@ class Coefficients:
         """The truth as a fit, each coefficient known to within `doubt` of itself."""
         known = (self.base_s, self.per_stream_s, self.per_cell_s, self.per_prefill_token_s)
         deviations = (known[0] * doubt, known[1] * doubt, known[2] * doubt, known[3] * doubt)
-        return Fit(*known, deviations=deviations, samples=1000, noise_s=0.05 * (self.base_s + self.per_stream_s))
+        noise_s = 0.05 * (self.base_s + self.per_stream_s)
+        return Fit(*known, deviations, 1000, noise_s, self.per_read_s, self.per_read_s * doubt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ By Little's law N live workers that stay R seconds leave every R/N seconds, so p
 from __future__ import annotations
 
 from polystem.capacity.asks import Ask, Reason, Wait
-from polystem.capacity.seating import GateParts, Seating
+from polystem.capacity.parts import GateParts
+from polystem.capacity.seating import Seating
 from polystem.capacity.workers import Worker
 
 __all__ = ["Waits"]

@@ -1,0 +1,93 @@
+"""All that the gate keeps, in one place. Each part has its own invariant; together:
+
+places of the queue = queued workers of the roster
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polystem.capacity.demand import DemandEstimate
+from polystem.capacity.facts import Facts
+from polystem.capacity.forecast import Forecast
+from polystem.capacity.ladder import Ladder
+from polystem.capacity.meter import StepMeter
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.queue import FairQueue
+from polystem.capacity.rule import AdmissionRule, FloorRule
+from polystem.capacity.step_model import StepModel
+from polystem.capacity.workers import Roster
+
+__all__ = ["GateParts"]
+
+
+@dataclass(slots=True)
+class GateParts:
+    """The parts, and what belongs to none of them.
+
+    Args:
+        policy: holds for all; like `max_workers` it can be set while the gate runs.
+        facts: what the engine said of itself last.
+        foreign: streams that the gate did not let in.
+        cold_since: when somebody was first let in on an engine that little is known of.
+        waived_s: how long a newcomer was waited for that did not settle, to be told to the next one.
+        budget_tokens: the prefill budget that was told last.
+        grows, shrinks: how often a worker was let in or taken back; was held, paused or left.
+        refused: turns that were told to come back, by reason.
+    """
+
+    settings: GateSettings
+    model: StepModel
+    roster: Roster
+    queue: FairQueue
+    ladder: Ladder
+    meter: StepMeter
+    estimate: DemandEstimate
+    forecast: Forecast
+    floor_rule: FloorRule
+    rule: AdmissionRule
+    policy: FloorPolicy
+    max_workers: int | None
+    facts: Facts = field(default_factory=Facts)
+    foreign: int = 0
+    cold_since: float | None = None
+    draining: bool = False
+    waived_s: float | None = None
+    budget_tokens: int | None = None
+    grows: int = 0
+    shrinks: int = 0
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def of(
+        cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, estimate: DemandEstimate
+    ) -> GateParts:
+        """The parts of a gate that nobody has come to yet."""
+        floor_rule = FloorRule(settings)
+        return cls(
+            settings=settings,
+            model=model,
+            roster=Roster(),
+            queue=FairQueue(place_kept_s=settings.place_kept_s, due_grace_s=settings.due_grace_s),
+            ladder=Ladder(settings),
+            meter=StepMeter(),
+            estimate=estimate,
+            forecast=Forecast(model),
+            floor_rule=floor_rule,
+            rule=rule or floor_rule,
+            policy=settings.policy,
+            max_workers=settings.max_workers,
+        )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the turn gate, the ladder and the prefill budget work too, or a rule is being compared."""
+        return self.rule is self.floor_rule
+
+    def check_integrity(self) -> None:
+        """Fails where the parts contradict each other, or themselves."""
+        self.roster.check_integrity()
+        self.queue.check_integrity()
+        assert len(self.queue) == self.roster.queued
+        for name, worker in self.roster.workers.items():
+            assert (name in self.queue) == (worker.state == "queued")
