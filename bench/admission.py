@@ -186,8 +186,7 @@ async def read_ms(model: str, lasts_s: float) -> tuple[dict[str, list[float]], d
         try:
             await _saturated(client)
             spent = await _read(reader, url, pool, lasts_s)
-            states = (await client.get_json("/fleet/capacity"))["states"]
-            tell(f"{model}: read while saturated, at the end {states}")
+            tell(f"{model}: read while saturated, at the end {await _counts(client)}")
         finally:
             for worker in workers:
                 worker.cancel()
@@ -209,10 +208,15 @@ async def _saturated(client: RemoteClient) -> None:
     """Returns once as many turns decode as may, and others wait to be let in."""
     async with asyncio.timeout(READY_LIMIT_S):
         while True:
-            states = (await client.get_json("/fleet/capacity"))["states"]
-            if states["live"] >= WORKERS and states["queued"] > 0:
+            counts = await _counts(client)
+            if counts["live"] >= WORKERS and counts["queued"] > 0:
                 return
             await asyncio.sleep(0.2)
+
+
+async def _counts(client: RemoteClient) -> dict[str, Any]:
+    """Workers by state."""
+    return (await client.get_json("/fleet/capacity"))["workers"]
 
 
 async def _read(reader: aiohttp.ClientSession, url: str, pool: int, lasts_s: float) -> dict[str, list[float]]:
