@@ -19,7 +19,18 @@ from polystem.capacity.step_model import Fit
 from polystem.errors import ConfigError
 
 KEY = FitKey("sha", "build 7", "a cpu, 2 of 2 cores", "f16/f16")
-FIT = Fit(0.02, 0.004, 4e-6, 0.002, (1e-3, 1e-4, 1e-7, 1e-4), 512, 0.002, (-0.5, -0.25, 0.0, -0.125, 0.0, 0.5))
+FIT = Fit(
+    0.02,
+    0.004,
+    4e-6,
+    0.002,
+    (1e-3, 1e-4, 1e-7, 1e-4),
+    512,
+    0.002,
+    1e-8,
+    1e-9,
+    (-0.5, -0.25, 0, 0, -0.125, 0, 0, 0, 0.5, 0),
+)
 STORED = StoredFit(KEY, "a model", FIT, Demand(3.0, 40.0), cells_total=8192, at_s=1000.0, seats_total=200)
 
 positive = st.floats(0, 1e6)
@@ -30,7 +41,9 @@ all_fits = st.builds(
     deviations=st.tuples(*([positive] * 4)),
     samples=st.integers(0, 10**9),
     noise_s=positive,
-    correlations=st.tuples(*([signed] * 6)),
+    per_read_s=positive,
+    read_deviation_s=positive,
+    correlations=st.tuples(*([signed] * 10)),
 )
 
 
@@ -88,7 +101,7 @@ def test_a_damaged_file_is_told_of_and_not_used(store: FitStore, text: str, capl
         (("fit", "noise_s"), float("nan")),
         (("fit", "deviations"), [1.0]),
         (("fit", "samples"), 1.5),
-        (("fit", "correlations"), [2.0] * 6),
+        (("fit", "correlations"), [2.0] * 10),
         (("fit",), None),
         (("key", "machine"), 7),
         (("key",), []),

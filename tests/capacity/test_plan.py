@@ -14,7 +14,7 @@ from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, Shape, plan
 from polystem.capacity.step_model import Fit, FitTimes
 from polystem.errors import ConfigError
 
-FIT = Fit(0.02, 0.004, 4e-6, 0.002, (5e-4, 1e-4, 1e-7, 1e-4), 5000, 0.002)
+FIT = Fit(0.02, 0.004, 4e-6, 0.002, (5e-4, 1e-4, 1e-7, 1e-4), 5000, 0.002, per_read_s=1e-7, read_deviation_s=1e-9)
 SHAPE = Shape(prefix_tokens=1216, private_tokens=400, turn_tokens=40, think_s=3.0)
 LIMITS = PlanLimits(cells_total=65_536)
 
@@ -30,6 +30,8 @@ fits = st.builds(
     deviations=st.tuples(st.floats(0, 0.01), st.floats(0, 0.001), st.floats(0, 1e-7), st.floats(0, 1e-3)),
     samples=st.just(100),
     noise_s=st.floats(0, 0.01),
+    per_read_s=st.floats(0, 1e-6),
+    read_deviation_s=st.floats(0, 1e-8),
 )
 limits = st.builds(PlanLimits, st.integers(1, 60_000), st.integers(1, 64))
 
@@ -131,17 +133,19 @@ def test_prompts_that_come_with_each_turn_take_their_share() -> None:
     assert 0 < crowd.prefill_share < 1
     assert curve_of(chatty).at(10).workers < curve_of().at(10).workers
     # what goes in comes out: turns in a second times the prompt of each
+    prompt_s = 200 * (0.002 + 1e-7 * crowd.cells_read)
     step_s = FIT.mean_s(crowd.load(8)) / (1 - crowd.prefill_share)
-    most = 8 * 0.4 / (3 + 0.4 + 40 * FIT.mean_s(crowd.load(0)) / (1 - crowd.prefill_share))
-    least = 8 * 0.4 / (3 + 0.4 + 40 * step_s)
+    most = 8 * prompt_s / (3 + prompt_s + 40 * FIT.mean_s(crowd.load(0)) / (1 - crowd.prefill_share))
+    least = 8 * prompt_s / (3 + prompt_s + 40 * step_s)
     assert least < crowd.prefill_share < most
 
 
 def test_without_thinking_the_prefill_share_is_that_of_a_closed_loop() -> None:
     shape = replace(SHAPE, think_s=0, result_tokens=50)
     rho = curve_of(shape).crowd(4).prefill_share
+    prompt_s = 50 * (0.002 + 1e-7 * shape.cells(4))
     decode_s = 40 * FIT.mean_s(curve_of(shape).crowd(4).load(4)) / (1 - rho)
-    assert rho == pytest.approx(4 * 0.1 / (decode_s + 0.1), rel=0.05)
+    assert rho == pytest.approx(4 * prompt_s / (decode_s + prompt_s), rel=0.03)
 
 
 @pytest.mark.parametrize(

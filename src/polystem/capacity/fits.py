@@ -19,7 +19,6 @@ from typing import Any, cast
 from platformdirs import user_state_path
 
 from polystem.capacity.floor import Demand
-from polystem.capacity.kalman import Vector
 from polystem.capacity.step_model import Fit
 from polystem.errors import ConfigError
 
@@ -150,22 +149,20 @@ def _entry(raw: object) -> StoredFit:
 
 
 def _fit(raw: Mapping[str, Any]) -> Fit:
-    ab, ac, ad, bc, bd, cd = (_number(each) for each in raw["correlations"])
+    ab, ac, ad, ae, bc, bd, be, cd, ce, de = (_number(each) for each in raw["correlations"])
+    da, db, dc, dd = (_number(each) for each in raw["deviations"])
     return Fit(
         base_s=_number(raw["base_s"]),
         per_stream_s=_number(raw["per_stream_s"]),
         per_cell_s=_number(raw["per_cell_s"]),
         per_prefill_token_s=_number(raw["per_prefill_token_s"]),
-        deviations=_vector(raw["deviations"]),
+        deviations=(da, db, dc, dd),
         samples=_count(raw["samples"]),
         noise_s=_number(raw["noise_s"]),
-        correlations=(ab, ac, ad, bc, bd, cd),
+        per_read_s=_number(raw["per_read_s"]),
+        read_deviation_s=_number(raw["read_deviation_s"]),
+        correlations=(ab, ac, ad, ae, bc, bd, be, cd, ce, de),
     )
-
-
-def _vector(raw: Any) -> Vector:
-    a, b, c, d = (_number(each) for each in raw)
-    return a, b, c, d
 
 
 def _demand(raw: Mapping[str, Any]) -> Demand:

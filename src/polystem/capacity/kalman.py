@@ -1,4 +1,4 @@
-"""Four coefficients that are never negative, their covariance, and how a measurement moves them.
+"""Five coefficients that are never negative, their covariance, and how a measurement moves them.
 
 Knows no steps and no seconds: plain numbers of order one. Written out in floats, because at this size numpy spends its
 time on calls: an engine may make a thousand steps a second, and each is learned from.
@@ -11,13 +11,15 @@ from math import sqrt
 
 __all__ = ["Covariance", "Kalman", "Vector", "times_vector"]
 
-Vector = tuple[float, float, float, float]
+Vector = tuple[float, float, float, float, float]
 
-Covariance = tuple[float, float, float, float, float, float, float, float, float, float]
-"""The upper triangle of a symmetric matrix, row by row: 00 01 02 03 11 12 13 22 23 33."""
+Covariance = tuple[
+    float, float, float, float, float, float, float, float, float, float, float, float, float, float, float
+]  # fmt: skip
+"""The upper triangle of a symmetric matrix, row by row: 00 01 02 03 04 11 12 13 14 22 23 24 33 34 44."""
 
-_DIAGONAL = (0, 4, 7, 9)
-_TRIANGLE = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (3, 3))
+_TRIANGLE = tuple((i, j) for i in range(5) for j in range(i, 5))
+_DIAGONAL = (0, 5, 9, 12, 14)
 _LEAST_VARIANCE = 1e-12
 _LEAST_PART = 0.05
 _MOST_DEVIATION = 0.5
@@ -25,13 +27,14 @@ _MOST_DEVIATION = 0.5
 
 def times_vector(p: Covariance, x: Vector) -> Vector:
     """The product of a covariance with a vector."""
-    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = p
-    x0, x1, x2, x3 = x
+    p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = p
+    x0, x1, x2, x3, x4 = x
     return (
-        p00 * x0 + p01 * x1 + p02 * x2 + p03 * x3,
-        p01 * x0 + p11 * x1 + p12 * x2 + p13 * x3,
-        p02 * x0 + p12 * x1 + p22 * x2 + p23 * x3,
-        p03 * x0 + p13 * x1 + p23 * x2 + p33 * x3,
+        p00 * x0 + p01 * x1 + p02 * x2 + p03 * x3 + p04 * x4,
+        p01 * x0 + p11 * x1 + p12 * x2 + p13 * x3 + p14 * x4,
+        p02 * x0 + p12 * x1 + p22 * x2 + p23 * x3 + p24 * x4,
+        p03 * x0 + p13 * x1 + p23 * x2 + p33 * x3 + p34 * x4,
+        p04 * x0 + p14 * x1 + p24 * x2 + p34 * x3 + p44 * x4,
     )
 
 
@@ -40,8 +43,8 @@ class Kalman:
 
     The covariance is capped because a scheduler holds the load constant for long: directions that no measurement
     touches would else widen without end, and the first new load would throw the coefficients about. The cap goes with
-    the whole (the first three parts together), so that a first guess that was wrong by orders of magnitude leaves no
-    doubt of its own size behind.
+    the whole (all parts but the fourth, which few measurements see), so that a first guess that was wrong by orders of
+    magnitude leaves no doubt of its own size behind.
     """
 
     __slots__ = ("_last_score", "covariance", "value")
@@ -53,7 +56,7 @@ class Kalman:
 
     def variances(self) -> Vector:
         p = self.covariance
-        return p[0], p[4], p[7], p[9]
+        return p[0], p[5], p[9], p[12], p[14]
 
     def measure(self, features: Vector, innovation: float, noise: float, clip_sigma: float) -> float:
         """Learns that the measured value was off by `innovation`; `noise` is its variance.
@@ -62,13 +65,14 @@ class Kalman:
         on the same side, and not at all if it stands alone. It makes nothing surer: it contradicts what was believed.
         Returns the innovation in standard deviations, unclipped.
         """
-        h0, h1, h2, h3 = features
-        p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
-        g0 = p00 * h0 + p01 * h1 + p02 * h2 + p03 * h3
-        g1 = p01 * h0 + p11 * h1 + p12 * h2 + p13 * h3
-        g2 = p02 * h0 + p12 * h1 + p22 * h2 + p23 * h3
-        g3 = p03 * h0 + p13 * h1 + p23 * h2 + p33 * h3
-        variance = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + noise
+        h0, h1, h2, h3, h4 = features
+        p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = self.covariance
+        g0 = p00 * h0 + p01 * h1 + p02 * h2 + p03 * h3 + p04 * h4
+        g1 = p01 * h0 + p11 * h1 + p12 * h2 + p13 * h3 + p14 * h4
+        g2 = p02 * h0 + p12 * h1 + p22 * h2 + p23 * h3 + p24 * h4
+        g3 = p03 * h0 + p13 * h1 + p23 * h2 + p33 * h3 + p34 * h4
+        g4 = p04 * h0 + p14 * h1 + p24 * h2 + p34 * h3 + p44 * h4
+        variance = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + h4 * g4 + noise
         score = innovation / sqrt(variance)
         before, self._last_score = self._last_score, score
         odd = score > clip_sigma or score < -clip_sigma
@@ -77,17 +81,19 @@ class Kalman:
                 return score
             innovation *= clip_sigma / abs(score)
         pull = innovation / variance
-        v0, v1, v2, v3 = self.value
-        v0, v1, v2, v3 = self.value = (v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull)
+        v0, v1, v2, v3, v4 = self.value
+        v0, v1, v2, v3, v4 = v0 + g0 * pull, v1 + g1 * pull, v2 + g2 * pull, v3 + g3 * pull, v4 + g4 * pull
+        self.value = (v0, v1, v2, v3, v4)
         if not odd:
-            k0, k1, k2, k3 = g0 / variance, g1 / variance, g2 / variance, g3 / variance
+            k0, k1, k2, k3, k4 = g0 / variance, g1 / variance, g2 / variance, g3 / variance, g4 / variance
             self.covariance = (
-                p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3,
-                p11 - k1 * g1, p12 - k1 * g2, p13 - k1 * g3,
-                p22 - k2 * g2, p23 - k2 * g3,
-                p33 - k3 * g3,
+                p00 - k0 * g0, p01 - k0 * g1, p02 - k0 * g2, p03 - k0 * g3, p04 - k0 * g4,
+                p11 - k1 * g1, p12 - k1 * g2, p13 - k1 * g3, p14 - k1 * g4,
+                p22 - k2 * g2, p23 - k2 * g3, p24 - k2 * g4,
+                p33 - k3 * g3, p34 - k3 * g4,
+                p44 - k4 * g4,
             )  # fmt: skip
-        if v0 < 0 or v1 < 0 or v2 < 0 or v3 < 0:
+        if v0 < 0 or v1 < 0 or v2 < 0 or v3 < 0 or v4 < 0:
             self._lift()
         return score
 
@@ -102,16 +108,16 @@ class Kalman:
         undo what was measured of the sum, at every step again, and its partner would never come down.
         """
         value = list(self.value)
-        for _ in range(4):
-            lowest = min(range(4), key=value.__getitem__)
+        for _ in range(5):
+            lowest = min(range(5), key=value.__getitem__)
             if value[lowest] >= 0:
                 break
             column = _column(self.covariance, lowest)
             up = -value[lowest] / max(column[lowest], _LEAST_VARIANCE)
             value = [each + up * along for each, along in zip(value, column, strict=True)]
             value[lowest] = 0.0
-        v0, v1, v2, v3 = (max(each, 0.0) for each in value)
-        self.value = (v0, v1, v2, v3)
+        v0, v1, v2, v3, v4 = (max(each, 0.0) for each in value)
+        self.value = (v0, v1, v2, v3, v4)
 
     def widen(self, together: float, each: Vector) -> None:
         """Adds the variance of a walk: `together` of all coefficients by one factor, `each` of every one by itself.
@@ -119,36 +125,39 @@ class Kalman:
         Both are squares of relative deviations. A part below `_LEAST_PART` of the whole walks as if it were that large,
         so that one at 0 can come back.
         """
-        v0, v1, v2, v3 = self.value
-        e0, e1, e2, e3 = each
-        t0, t1, t2, t3 = together * v0, together * v1, together * v2, together * v3
-        least = _LEAST_PART * (v0 + v1 + v2)
-        w0, w1, w2, w3 = max(v0, least), max(v1, least), max(v2, least), max(v3, least)
-        p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = self.covariance
+        v0, v1, v2, v3, v4 = self.value
+        e0, e1, e2, e3, e4 = each
+        t0, t1, t2, t3, t4 = together * v0, together * v1, together * v2, together * v3, together * v4
+        least = _LEAST_PART * (v0 + v1 + v2 + v4)
+        w0, w1, w2, w3, w4 = max(v0, least), max(v1, least), max(v2, least), max(v3, least), max(v4, least)
+        p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = self.covariance
         self.covariance = (
-            p00 + t0 * v0 + e0 * w0 * w0, p01 + t0 * v1, p02 + t0 * v2, p03 + t0 * v3,
-            p11 + t1 * v1 + e1 * w1 * w1, p12 + t1 * v2, p13 + t1 * v3,
-            p22 + t2 * v2 + e2 * w2 * w2, p23 + t2 * v3,
-            p33 + t3 * v3 + e3 * w3 * w3,
+            p00 + t0 * v0 + e0 * w0 * w0, p01 + t0 * v1, p02 + t0 * v2, p03 + t0 * v3, p04 + t0 * v4,
+            p11 + t1 * v1 + e1 * w1 * w1, p12 + t1 * v2, p13 + t1 * v3, p14 + t1 * v4,
+            p22 + t2 * v2 + e2 * w2 * w2, p23 + t2 * v3, p24 + t2 * v4,
+            p33 + t3 * v3 + e3 * w3 * w3, p34 + t3 * v4,
+            p44 + t4 * v4 + e4 * w4 * w4,
         )  # fmt: skip
         self._keep_to_cap()
 
     def _keep_to_cap(self) -> None:
-        v0, v1, v2, v3 = self.value
-        most = _MOST_DEVIATION * (v0 + v1 + v2)
-        c0, c1, c2, c3 = max(v0, most) ** 2, max(v1, most) ** 2, max(v2, most) ** 2, max(v3, most) ** 2
+        v0, v1, v2, v3, v4 = self.value
+        most = _MOST_DEVIATION * (v0 + v1 + v2 + v4)
+        c0, c1, c2, c3, c4 = (
+            max(v0, most) ** 2, max(v1, most) ** 2, max(v2, most) ** 2, max(v3, most) ** 2, max(v4, most) ** 2
+        )  # fmt: skip
         p = self.covariance
-        if p[0] > c0 or p[4] > c1 or p[7] > c2 or p[9] > c3:
-            for at, cap in enumerate((c0, c1, c2, c3)):
+        if p[0] > c0 or p[5] > c1 or p[9] > c2 or p[12] > c3 or p[14] > c4:
+            for at, cap in enumerate((c0, c1, c2, c3, c4)):
                 if p[_DIAGONAL[at]] > cap:
                     p = _believed(p, at, cap)
             self.covariance = p
 
 
 def _column(p: Covariance, at: int) -> Vector:
-    unit = [0.0, 0.0, 0.0, 0.0]
+    unit = [0.0, 0.0, 0.0, 0.0, 0.0]
     unit[at] = 1.0
-    return times_vector(p, (unit[0], unit[1], unit[2], unit[3]))
+    return times_vector(p, (unit[0], unit[1], unit[2], unit[3], unit[4]))
 
 
 def _believed(p: Covariance, at: int, cap: float) -> Covariance:
@@ -160,7 +169,7 @@ def _believed(p: Covariance, at: int, cap: float) -> Covariance:
     own = p[_DIAGONAL[at]]
     column = _column(p, at)
     less = (1.0 - cap / own) / own
-    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = (
+    p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = (
         each - less * column[i] * column[j] for each, (i, j) in zip(p, _TRIANGLE, strict=True)
     )
-    return p00, p01, p02, p03, p11, p12, p13, p22, p23, p33
+    return p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44

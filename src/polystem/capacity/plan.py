@@ -217,9 +217,10 @@ class PlanCurve:
     def _prefill_share(self, workers: int, cells: int) -> float:
         """rho: turns in a second times the seconds that each turn's prompt takes.
 
-        A cycle takes Z + d*F + L*tau/(1-rho), longer the more rho is, so turns/s fall with it: one crossing, bisected.
+        A cycle takes Z + prompt + L*tau/(1-rho): longer the more rho is, so turns/s fall with it. The one crossing is
+        bisected.
         """
-        prompt_s = self.fit.per_prefill_token_s * self.shape.result_tokens
+        prompt_s = (self.fit.per_prefill_token_s + self.fit.per_read_s * cells) * self.shape.result_tokens
         low, high = 0.0, _MOST_PREFILL_SHARE if prompt_s else 0.0
         while high - low > _CLOSE:
             share = (low + high) / 2
@@ -232,12 +233,12 @@ class PlanCurve:
     def _cycle_s(self, workers: int, cells: int, share: float, prompt_s: float) -> float:
         """Seconds from one turn to the next of the same worker, with the streams at their mean number k.
 
-        k solves k * (Z + d*F + r + s*k) = N * (r + s*k), where a turn decodes for r + s*k seconds.
+        k solves k * (Z + prompt + r + s*k) = N * (r + s*k), where a turn decodes for r + s*k seconds.
         """
         per_step = self.shape.turn_tokens / (1 - share)
         rest_s = self.shape.think_s + prompt_s
         first_s = per_step * self.fit.mean_s(StepLoad(0, cells))
-        more_s = per_step * self.fit.per_stream_s
+        more_s = per_step * (self.fit.per_stream_s + self.fit.per_read_s * cells)
         half = (rest_s + first_s - workers * more_s) / 2
         root = sqrt(half * half + more_s * workers * first_s)
         streams = workers * first_s / (half + root) if half >= 0 else (root - half) / more_s

@@ -1,7 +1,9 @@
-"""How long a decode step takes: tau = a + b*B + c*K + d*F, fitted while the engine runs.
+"""How long a decode step takes: tau = a + b*B + c*K + d*F + e*(B+F)*K, fitted while the engine runs.
 
-B sequences decode, K cells are read, F prompt tokens are prefilled in the same step; a, b, c, d are seconds. Knows no
-engine and no floor. Only `StepModel.learn` teaches it.
+B sequences decode, K cells are read, F prompt tokens are prefilled in the same step; a to e are seconds. c is for cells
+that all rows of a step read at once, e for those that each row (a stream or a prompt token) reads for itself, as
+attention over one buffer does where arithmetic is scarcer than memory. Which of them it is depends on the engine, so
+both are fitted. Knows no engine and no floor. Only `StepModel.learn` teaches it.
 Invariant: every coefficient >= 0; `upper_s` >= `mean_s`, and neither falls when one more sequence decodes.
 """
 
@@ -19,15 +21,19 @@ from polystem.errors import ConfigError
 
 __all__ = ["Fit", "FitTimes", "StepLoad", "StepModel", "StepModelSettings"]
 
-_UNITS: Vector = (1.0, 8.0, 4096.0, 128.0)
-"""What one step, B, K and F are counted in, so that features are of order one."""
+_STREAMS, _CELLS, _PROMPTS, _READS = 8.0, 4096.0, 128.0, 8.0 * 4096.0
+_UNITS: Vector = (1.0, _STREAMS, _CELLS, _PROMPTS, _READS)
+"""What one step, B, K, F and (B+F)*K are counted in, so that features are of order one."""
 
-_PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
+_TRIANGLE = tuple((i, j) for i in range(5) for j in range(i, 5))
 _LEAST_TEMPO_S = 1e-6
 _PROMPT_DOUBT = 0.5
 _RECENT = 16
 _FIRST = 40
 """Steps of a boot in which a change of tempo is believed at once: the fit may be of another machine."""
+
+
+Correlations = tuple[float, float, float, float, float, float, float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +44,46 @@ class StepLoad:
     cells_read: int
     prefill_tokens: int = 0
 
+    @property
+    def reads(self) -> int:
+        """Cells that are read if each row reads all of them."""
+        return (self.decoding + self.prefill_tokens) * self.cells_read
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The four coefficients in seconds, and how sure they are.
+    """The coefficients in seconds, and how sure they are.
 
     Args:
         base_s: a, of every step.
         per_stream_s: b, of each sequence that decodes.
         per_cell_s: c, of each cell read.
         per_prefill_token_s: d, of each prompt token.
-        deviations: the standard deviation of each.
+        deviations: the standard deviation of each of these four.
         samples: steps that taught it, in all boots.
         noise_s: the standard deviation of one step of one stream that reads nothing; it grows in proportion to the
             step.
-        correlations: between the coefficients: ab ac ad bc bd cd. Without them a sum that is well known would look as
-            unsure as its parts.
+        per_read_s: e, of each cell for each row that reads it.
+        read_deviation_s: its standard deviation.
+        correlations: between the coefficients: ab ac ad ae bc bd be cd ce de. Without them a sum that is well known
+            would look as unsure as its parts.
     """
 
     base_s: float
     per_stream_s: float
     per_cell_s: float
     per_prefill_token_s: float
-    deviations: Vector
+    deviations: tuple[float, float, float, float]
     samples: int
     noise_s: float
-    correlations: tuple[float, float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    per_read_s: float = 0.0
+    read_deviation_s: float = 0.0
+    correlations: Correlations = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        if len(self.deviations) != 4 or len(self.correlations) != 6:
-            raise ConfigError("a fit has 4 deviations and 6 correlations; delete the damaged entry")
-        for name, value in (*self._by_name(), ("noise_s", self.noise_s)):
+        if len(self.deviations) != 4 or len(self.correlations) != 10:
+            raise ConfigError("a fit has 4 deviations and 10 correlations; delete the damaged entry")
+        for name, value in self._by_name():
             if not (isfinite(value) and value >= 0):
                 raise ConfigError(
                     f"{name} of a fit is {value!r}, the least is 0; delete the entry, it is measured anew"
@@ -80,9 +95,9 @@ class Fit:
     def pessimistic(cls, *, weight_bytes: float, kv_bytes_per_cell: float, bandwidth_bytes_s: float) -> Fit:
         """What to believe before the first step: memory traffic alone, and more of it than there should be.
 
-        The weights are read once a step, half as slowly again as the bandwidth says, the KV of a cell twice as slowly.
-        That a stream more costs a quarter of the weights, and a prompt token as much, is a guess for processors that
-        run out of arithmetic before bandwidth; the deviations say how little any of it is worth.
+        The weights are read once a step, half as slowly again as the bandwidth says; the KV of a cell once for all and
+        once more for each row. That a stream more costs a quarter of the weights, and a prompt token as much, is a
+        guess for processors that run out of arithmetic before bandwidth; the deviations say how little it is worth.
         """
         for name, value in (
             ("weight_bytes", weight_bytes),
@@ -92,13 +107,22 @@ class Fit:
             if not (isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value!r}, it must be above 0")
         base_s = 1.5 * weight_bytes / bandwidth_bytes_s
-        guess = (base_s, base_s / 4, 2 * kv_bytes_per_cell / bandwidth_bytes_s, base_s / 4)
-        doubts = [max(value, base_s / 4 / unit) for value, unit in zip(guess, _UNITS, strict=True)]
-        return cls(*guess, deviations=(doubts[0], doubts[1], doubts[2], doubts[3]), samples=0, noise_s=0.1 * base_s)
+        per_cell_s = kv_bytes_per_cell / bandwidth_bytes_s
+        guess = (base_s, base_s / 4, per_cell_s, base_s / 4, per_cell_s)
+        a, b, c, d, e = (max(value, base_s / 4 / unit) for value, unit in zip(guess, _UNITS, strict=True))
+        return cls(
+            *guess[:4],
+            deviations=(a, b, c, d),
+            samples=0,
+            noise_s=0.1 * base_s,
+            per_read_s=guess[4],
+            read_deviation_s=e,
+        )
 
     @property
     def coefficients(self) -> Vector:
-        return self.base_s, self.per_stream_s, self.per_cell_s, self.per_prefill_token_s
+        """a, b, c, d, e."""
+        return self.base_s, self.per_stream_s, self.per_cell_s, self.per_prefill_token_s, self.per_read_s
 
     @property
     def noise(self) -> float:
@@ -112,22 +136,27 @@ class Fit:
             + self.per_stream_s * load.decoding
             + self.per_cell_s * load.cells_read
             + self.per_prefill_token_s * load.prefill_tokens
+            + self.per_read_s * load.reads
         )
 
     def covariance(self) -> Covariance:
         """Of the coefficients, in seconds squared."""
-        d0, d1, d2, d3 = self.deviations
-        ab, ac, ad, bc, bd, cd = self.correlations
+        a, b, c, d = self.deviations
+        e = self.read_deviation_s
+        ab, ac, ad, ae, bc, bd, be, cd, ce, de = self.correlations
         return (
-            d0 * d0, ab * d0 * d1, ac * d0 * d2, ad * d0 * d3,
-            d1 * d1, bc * d1 * d2, bd * d1 * d3,
-            d2 * d2, cd * d2 * d3,
-            d3 * d3,
+            a * a, ab * a * b, ac * a * c, ad * a * d, ae * a * e,
+            b * b, bc * b * c, bd * b * d, be * b * e,
+            c * c, cd * c * d, ce * c * e,
+            d * d, de * d * e,
+            e * e,
         )  # fmt: skip
 
     def _by_name(self) -> tuple[tuple[str, float], ...]:
-        names = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s")
-        return (*zip(names, self.coefficients, strict=True), *(("a deviation", each) for each in self.deviations))
+        names = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s", "per_read_s")
+        deviations = (("a deviation", each) for each in self.deviations)
+        others = (("noise_s", self.noise_s), ("read_deviation_s", self.read_deviation_s))
+        return (*zip(names, self.coefficients, strict=True), *deviations, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +237,23 @@ class StepModel:
     @property
     def fit(self) -> Fit:
         """The model as it stands, to be shown or stored."""
-        p = self._kalman.covariance
-        sds = tuple(sqrt(value) for value in self._kalman.variances())
         scale = [self._tempo_s / unit for unit in _UNITS]
-        flat = {(0, 1): p[1], (0, 2): p[2], (0, 3): p[3], (1, 2): p[5], (1, 3): p[6], (2, 3): p[8]}
-        ab, ac, ad, bc, bd, cd = (min(max(flat[i, j] / (sds[i] * sds[j]), -1.0), 1.0) for i, j in _PAIRS)
-        a, b, c, d = (value * each for value, each in zip(self._kalman.value, scale, strict=True))
+        a, b, c, d, e = (value * by for value, by in zip(self._kalman.value, scale, strict=True))
+        parts = [sqrt(variance) for variance in self._kalman.variances()]
+        sa, sb, sc, sd, se = (part * by for part, by in zip(parts, scale, strict=True))
+        ab, ac, ad, ae, bc, bd, be, cd, ce, de = (
+            min(max(each / (parts[i] * parts[j]), -1.0), 1.0)
+            for each, (i, j) in zip(self._kalman.covariance, _TRIANGLE, strict=True)
+            if i != j
+        )
         return Fit(
             a, b, c, d,
-            deviations=(sds[0] * scale[0], sds[1] * scale[1], sds[2] * scale[2], sds[3] * scale[3]),
+            deviations=(sa, sb, sc, sd),
             samples=self._before.samples + self._samples,
             noise_s=self._noise.deviation * (a + b),
-            correlations=(ab, ac, ad, bc, bd, cd),
+            per_read_s=e,
+            read_deviation_s=se,
+            correlations=(ab, ac, ad, ae, bc, bd, be, cd, ce, de),
         )  # fmt: skip
 
     def age_s(self, now_s: float) -> float:
@@ -232,9 +266,7 @@ class StepModel:
 
     def mean_s(self, load: StepLoad) -> float:
         """tau: the predicted length of a step."""
-        v0, v1, v2, v3 = self._kalman.value
-        units = v0 + v1 / 8.0 * load.decoding + v2 / 4096.0 * load.cells_read + v3 / 128.0 * load.prefill_tokens
-        return max(units * self._tempo_s, _LEAST_TEMPO_S)
+        return self._units(_features(load)) * self._tempo_s
 
     def upper_s(self, load: StepLoad) -> float:
         """tau+: what the mean step of a second stays under, with the certainty that `upper_z` stands for.
@@ -242,9 +274,9 @@ class StepModel:
         Its deviation is made of what the filter does not know and of how far means over a second have strayed.
         """
         features = _features(load)
-        bound = _upper(
-            self._kalman.value, self._kalman.covariance, features, self._spread.variance, self._settings.upper_z
-        )
+        kalman, z = self._kalman, self._settings.upper_z
+        stream = (1 / _STREAMS, load.cells_read / _READS)
+        bound = _upper(kalman.value, kalman.covariance, features, stream, self._spread.variance, z)
         return max(bound * self._tempo_s, self.mean_s(load))
 
     def learn(self, load: StepLoad, duration_s: float, at_s: float) -> None:
@@ -259,11 +291,12 @@ class StepModel:
         self._noise.learn(ratio)
         self._recent.append((features, duration_s))
         per_mean = self._tempo_s / mean_s
-        x0, x1, x2, x3 = features
+        x0, x1, x2, x3, x4 = features
         noise = self._noise.variance
         score = self._kalman.measure(
-            (x0 * per_mean, x1 * per_mean, x2 * per_mean, x3 * per_mean), ratio - 1.0, noise, settings.clip_sigma
-        )
+            (x0 * per_mean, x1 * per_mean, x2 * per_mean, x3 * per_mean, x4 * per_mean),
+            ratio - 1.0, noise, settings.clip_sigma,
+        )  # fmt: skip
         self._samples += 1
         clip = settings.clip_sigma * sqrt(noise)
         self._spread.learn(mean_s, mean_s * min(max(ratio - 1.0, -clip), clip))
@@ -274,20 +307,22 @@ class StepModel:
     def prefill_budget_tokens(self, load: StepLoad, floor_tps: float, *, least: int, most: int) -> int:
         """Prompt tokens that fit into the next step beside the streams of `load` without breaking their floor.
 
-        F <= (margin/X - (a + b*B + c*K)) / d, between `least` (prompts never starve) and `most`.
+        F <= (margin/X - tau without prompts) / (d + e*K), between `least` (prompts never starve) and `most`.
         """
         if load.decoding == 0:
             return most
-        per_token_s = self._kalman.value[3] / _UNITS[3] * self._tempo_s
-        left_s = self._settings.floor_margin / floor_tps - self.mean_s(StepLoad(load.decoding, load.cells_read))
+        alone = StepLoad(load.decoding, load.cells_read)
+        v = self._kalman.value
+        per_token_s = (v[3] / _PROMPTS + v[4] / _READS * load.cells_read) * self._tempo_s
+        left_s = self._settings.floor_margin / floor_tps - self.mean_s(alone)
         if left_s >= per_token_s * most:
             return most
         return max(least, int(left_s / per_token_s)) if left_s > 0 else least
 
     def _units(self, features: Vector) -> float:
-        v0, v1, v2, v3 = self._kalman.value
-        x0, x1, x2, x3 = features
-        return max(v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3, _LEAST_TEMPO_S / self._tempo_s)
+        v0, v1, v2, v3, v4 = self._kalman.value
+        x0, x1, x2, x3, x4 = features
+        return max(v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3 + v4 * x4, _LEAST_TEMPO_S / self._tempo_s)
 
     def _walk(self, at_s: float) -> None:
         last_at, self._last_at = self._last_at, at_s
@@ -298,7 +333,7 @@ class StepModel:
         apart = settings.walk_each * settings.walk_each * passed_s
         prompts = settings.walk_prompts * settings.walk_prompts * passed_s
         together = settings.walk_together * settings.walk_together * passed_s
-        self._kalman.widen(together, (apart, apart, apart, prompts))
+        self._kalman.widen(together, (apart, apart, apart, prompts, apart))
 
     def _account_for(self, run: int) -> None:
         """The last `run` steps were off on one side for good.
@@ -307,10 +342,9 @@ class StepModel:
         otherwise of streams. Else the machine has another tempo.
         """
         recent = list(self._recent)[-run:]
-        per_prompt = self._kalman.value[3]
         whole = sum(self._units(features) for features, _ in recent)
-        if 2 * per_prompt * sum(features[3] for features, _ in recent) > whole:
-            self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2))
+        if 2 * self._kalman.value[3] * sum(features[3] for features, _ in recent) > whole:
+            self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2, 0.0))
         else:
             self._change_tempo(recent)
         self._kalman.calm()
@@ -328,7 +362,7 @@ class StepModel:
         self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
         doubt = min(abs(factor - 1.0), 1.0)
         apart = (0.2 * doubt) ** 2
-        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart))
+        self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart, apart))
 
 
 class FitTimes:
@@ -347,49 +381,58 @@ class FitTimes:
         mean_s = self.mean_s(load)
         settings = self._settings
         spread = self._fit.noise**2 * min(mean_s / settings.rate_over_s, 1 / settings.rate_over_steps)
-        features = (1.0, float(load.decoding), float(load.cells_read), float(load.prefill_tokens))
-        return max(_upper(self._fit.coefficients, self._covariance, features, spread, settings.upper_z), mean_s)
+        features = (
+            *(1.0, float(load.decoding), float(load.cells_read), float(load.prefill_tokens)), float(load.reads)
+        )  # fmt: skip
+        stream = (1.0, float(load.cells_read))
+        bound = _upper(self._fit.coefficients, self._covariance, features, stream, spread, settings.upper_z)
+        return max(bound, mean_s)
 
 
 def _features(load: StepLoad) -> Vector:
-    return 1.0, load.decoding / 8.0, load.cells_read / 4096.0, load.prefill_tokens / 128.0
+    streams, cells, prompts = load.decoding, load.cells_read, load.prefill_tokens
+    return 1.0, streams / _STREAMS, cells / _CELLS, prompts / _PROMPTS, (streams + prompts) * cells / _READS
 
 
 def _filter_from(fit: Fit, tempo_s: float, settings: StepModelSettings) -> Kalman:
     """The filter at the start of a boot: the fit, plus doubt about this machine's tempo today and about each part."""
     scale = [unit / tempo_s for unit in _UNITS]
-    v0, v1, v2, v3 = (each * by for each, by in zip(fit.coefficients, scale, strict=True))
-    pairs = [(i, j) for i in range(4) for j in range(i, 4)]
-    p00, p01, p02, p03, p11, p12, p13, p22, p23, p33 = (
-        each * scale[i] * scale[j] for each, (i, j) in zip(fit.covariance(), pairs, strict=True)
+    v0, v1, v2, v3, v4 = (each * by for each, by in zip(fit.coefficients, scale, strict=True))
+    p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = (
+        each * scale[i] * scale[j] for each, (i, j) in zip(fit.covariance(), _TRIANGLE, strict=True)
     )
-    kalman = Kalman((v0, v1, v2, v3), (p00, p01, p02, p03, p11, p12, p13, p22, p23, p33))
+    kalman = Kalman((v0, v1, v2, v3, v4), (p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44))
     apart = settings.start_each**2
-    kalman.widen(settings.start_together**2, (apart, apart, apart, apart))
+    kalman.widen(settings.start_together**2, (apart, apart, apart, apart, apart))
     return kalman
 
 
-def _upper(value: Vector, covariance: Covariance, features: Vector, spread: float, z: float) -> float:
+def _upper(
+    value: Vector, covariance: Covariance, features: Vector, stream: tuple[float, float], spread: float, z: float
+) -> float:
     """mean + z * deviation of a linear prediction; `spread` is a relative variance that comes on top.
 
-    As a function of the second feature (streams) this is convex, and where the fit knows large batches better than
-    small ones it falls at first. But a step of fewer streams is no longer than one of more, so the least bound of all
-    larger batches holds as well: that makes it monotone.
+    `stream` is what one more stream adds to the second feature and to the fifth. As a function of the number of streams
+    this is convex, and where the fit knows large batches better than small ones it falls at first. But a step of fewer
+    streams is no longer than one of more, so the least bound of all larger batches holds as well: that makes it
+    monotone.
     """
-    v0, slope, v2, v3 = value
-    x0, x1, x2, x3 = features
-    mean = v0 * x0 + slope * x1 + v2 * x2 + v3 * x3
-    g0, g1, g2, g3 = times_vector(covariance, features)
-    variance = max(x0 * g0 + x1 * g1 + x2 * g2 + x3 * g3, 0.0) + spread * mean * mean
+    v0, v1, v2, v3, v4 = value
+    x0, x1, x2, x3, x4 = features
+    s1, s4 = stream
+    mean = v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3 + v4 * x4
+    slope = v1 * s1 + v4 * s4
+    g0, g1, g2, g3, g4 = times_vector(covariance, features)
+    variance = max(x0 * g0 + x1 * g1 + x2 * g2 + x3 * g3 + x4 * g4, 0.0) + spread * mean * mean
     deviation = sqrt(variance)
-    bend = g1 + spread * mean * slope
+    bend = s1 * g1 + s4 * g4 + spread * mean * slope
     if slope * deviation + z * bend >= 0:
         return mean + z * deviation
-    curve = covariance[4] + spread * slope * slope
-    rest = max(variance - bend * bend / curve, 0.0)
+    curve = s1 * s1 * covariance[5] + 2 * s1 * s4 * covariance[8] + s4 * s4 * covariance[14] + spread * slope * slope
     steep = z * z * curve - slope * slope
     if steep <= 0:
         return mean + z * deviation
+    rest = max(variance - bend * bend / curve, 0.0)
     more = max(0.0, -slope * sqrt(rest / (curve * steep)) - bend / curve)
     there = max(variance + 2 * bend * more + curve * more * more, 0.0)
     return min(mean + z * deviation, mean + slope * more + z * sqrt(there))
