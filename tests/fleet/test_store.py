@@ -12,11 +12,12 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from threading import Event
 from typing import TypeAlias, TypeVar
 
 import pytest
@@ -184,6 +185,14 @@ def test_a_transcript_that_grows_is_cut_or_is_another_is_kept_as_it_was_put_last
         assert held(path)[1] == {name: tokens for name, tokens in last.items() if tokens}
 
 
+def test_a_transcript_that_was_forgotten_is_written_whole_again(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as (store, _):
+        for length in (3, 0, 5):
+            store.put_path("w", TokenPath(range(length)))
+            assert asyncio.run(store.flushed())
+    assert held(tmp_path / "store")[1] == {"w": (0, 1, 2, 3, 4)}
+
+
 def test_a_save_writes_only_what_is_new_of_a_transcript(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for length in (1000, 1010, 1025):
@@ -216,7 +225,10 @@ def test_flushed_answers_at_once_where_nothing_was_put(tmp_path: Path) -> None:
 
 
 def test_whoever_stops_waiting_for_a_flush_disturbs_nobody(tmp_path: Path) -> None:
+    faults: list[object] = []
+
     async def scenario(store: FleetStore) -> bool:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         store.put_worker(worker("w"))
         impatient = asyncio.create_task(store.flushed())
         patient = asyncio.create_task(store.flushed())
@@ -226,6 +238,32 @@ def test_whoever_stops_waiting_for_a_flush_disturbs_nobody(tmp_path: Path) -> No
 
     with opened(tmp_path / "store") as (store, _):
         assert asyncio.run(scenario(store))
+    assert not faults
+
+
+def test_flushed_waits_for_what_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_go_on = Event(), Event()
+
+    async def scenario(store: FleetStore) -> None:
+        store.put_worker(worker("w"))
+        await asyncio.to_thread(begun.wait)
+        waiting = asyncio.create_task(store.flushed())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert store.health.unsaved == 1
+        may_go_on.set()
+        assert await waiting
+
+    with opened(tmp_path / "store") as (store, _):
+        write = store._file.write  # pyright: ignore[reportPrivateUsage]
+
+        def slowly(changes: Mapping[store_file.Key, store_file.Change]) -> None:
+            begun.set()
+            may_go_on.wait()
+            write(changes)
+
+        monkeypatch.setattr(store._file, "write", slowly)  # pyright: ignore[reportPrivateUsage]
+        asyncio.run(scenario(store))
 
 
 def test_closing_writes_what_was_put_and_can_be_done_twice(tmp_path: Path) -> None:
@@ -590,6 +628,20 @@ def test_a_store_with_rows_that_cannot_be_right_is_refused_with_what_to_do(
     assert str(path) in caught.value.message
     assert caught.value.hint is not None
     assert "move it away" in caught.value.hint
+
+
+def test_damage_that_no_query_of_ours_would_meet_is_found_when_the_store_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with opened(path) as (store, _):
+        store.put_path("w", TokenPath([1]))
+    with database(path) as connection:
+        [[page]] = connection.execute("SELECT rootpage FROM sqlite_master WHERE type = 'index' AND tbl_name = 'paths'")
+        [[size]] = connection.execute("PRAGMA page_size")
+    raw = bytearray(path.read_bytes())
+    raw[(page - 1) * size : page * size] = bytes(size)
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError, match="is damaged"):
+        held(path)
 
 
 @pytest.mark.parametrize("kind", ["overwritten", "cut"])

@@ -82,24 +82,8 @@ class StoreFile:
 
     def write(self, changes: Mapping[Key, Change]) -> None:
         """Writes all changes or none. Raises sqlite3.Error where that fails, for as long as it is not closed."""
-        connection = self._opened()
         written: dict[str, TokenPath] = {}
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            for key, change in changes.items():
-                try:
-                    self._write_one(connection, key, change, written)
-                except Exception as exc:
-                    if not _is_of_the_row(exc):
-                        raise
-                    _log.exception(
-                        "%s: %s %r cannot be kept, which is a fault of ours; please report it", self.path, *key
-                    )
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        _in_transaction(self._opened(), lambda connection: self._write_group(connection, changes, written))
         for name, path in written.items():
             if len(path):
                 self._written[name] = path
@@ -214,6 +198,18 @@ class StoreFile:
         )
 
     # --- writing --------------------------------------------------------------------------------------------------
+
+    def _write_group(
+        self, connection: sqlite3.Connection, changes: Mapping[Key, Change], written: dict[str, TokenPath]
+    ) -> None:
+        """Writes all changes; `written` gets the transcripts among them."""
+        for key, change in changes.items():
+            try:
+                self._write_one(connection, key, change, written)
+            except Exception as exc:
+                if not _is_of_the_row(exc):
+                    raise
+                _log.exception("%s: %s %r cannot be kept, which is a fault of ours; please report it", self.path, *key)
 
     def _write_one(
         self, connection: sqlite3.Connection, key: Key, change: Change, written: dict[str, TokenPath]
