@@ -12,6 +12,7 @@ __all__ = ["Ask", "Go", "Reason", "Refused", "RestoredWorker", "Verdict", "Wait"
 Reason: TypeAlias = Literal[
     "floor",
     "burst",
+    "no gain",
     "kv headroom exhausted",
     "seats",
     "max workers",
@@ -27,6 +28,7 @@ Reason: TypeAlias = Literal[
 
 - `floor`: with one more, too much stream time would be under the floor
 - `burst`: if all came back at once, all would fall below half of it
+- `no gain`: with one more, all together would decode fewer tokens/s
 - `settling`: too little is known of this engine yet
 - `warming`: enough newcomers have not settled yet
 - `saturated, hold`: admitted workers are held back, and come first

@@ -30,13 +30,15 @@ class Forecast:
         self._demand = Demand(think_s=0.0, turn_tokens=1.0)
         self._outside = Outside()
         self._steps: dict[int, _Steps] = {}
-        self._shares: dict[tuple[int, float, int], float] = {}
+        self._shares: dict[tuple[int, float, int, bool], float] = {}
+        self._fleets: dict[tuple[int, int], float] = {}
 
     def refresh(self, demand: Demand, outside: Outside) -> None:
         """From now on, answers are for this demand and surroundings, and the model as it is now."""
         self._demand, self._outside = demand, outside
         self._steps.clear()
         self._shares.clear()
+        self._fleets.clear()
 
     @property
     def demand(self) -> Demand:
@@ -46,14 +48,30 @@ class Forecast:
     def outside(self) -> Outside:
         return self._outside
 
-    def share_under(self, workers: int, floor_tps: float, extra_cells: int = 0) -> float:
-        """U(N): the predicted share of stream time under the floor with so many workers."""
+    def share_under(self, workers: int, floor_tps: float, extra_cells: int = 0, *, by_mean: bool = False) -> float:
+        """U(N): the predicted share of stream time under the floor with so many workers.
+
+        `by_mean` takes the model at its word, without the doubt about it.
+        """
         crowd = self._crowd(extra_cells)
-        key = (workers, floor_tps, crowd.cells_read)
+        key = (workers, floor_tps, crowd.cells_read, by_mean)
         known = self._shares.get(key)
         if known is None:
             times = self._times_at(crowd.cells_read)
+            times = _Undoubted(times) if by_mean else times
             known = self._shares[key] = share_under_floor(workers, floor_tps, self._demand, times, crowd)
+        return known
+
+    def fleet_tps(self, workers: int, extra_cells: int = 0) -> float:
+        """Tokens a second that so many workers decode together, prompts aside."""
+        crowd = self._crowd(extra_cells)
+        key = (workers, crowd.cells_read)
+        known = self._fleets.get(key)
+        if known is None:
+            times = self._times_at(crowd.cells_read)
+            shares = decoding_shares(workers, self._demand, times, crowd)
+            rates = (streams * share / times.mean_s(crowd.load(streams)) for streams, share in enumerate(shares))
+            known = self._fleets[key] = sum(rates)
         return known
 
     def longest_s(self, streams: int, extra_cells: int = 0) -> float:
@@ -107,6 +125,19 @@ class _Steps:
         if known is None:
             known = self._uppers[load.decoding] = self._times.upper_s(load)
         return known
+
+
+class _Undoubted:
+    """Steps whose mean is taken for certain."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = steps
+
+    def mean_s(self, load: StepLoad) -> float:
+        return self._steps.mean_s(load)
+
+    def upper_s(self, load: StepLoad) -> float:
+        return self._steps.mean_s(load)
 
 
 def _rounded(cells: int) -> int:

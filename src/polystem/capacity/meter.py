@@ -18,7 +18,10 @@ _GROWTH_OVER_S = 4.0
 
 
 class StepMeter:
-    """Takes each step once, whichever snapshots it is told in. `window_s` is counted on the gate's clock."""
+    """Takes each step once, whichever snapshots it is told in. `window_s` is counted on the gate's clock.
+
+    `most_decoding` is the largest number of streams that one step has carried since the engine began.
+    """
 
     def __init__(self, *, window_s: float = 2.0, least_steps: int = 3) -> None:
         self._window_s = window_s
@@ -29,6 +32,7 @@ class StepMeter:
         self._seen_s = 0.0
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
+        self.most_decoding = 0
         self._cells: deque[tuple[float, int]] = deque()
 
     def take_cells(self, cells: int, now_s: float) -> None:
@@ -52,6 +56,7 @@ class StepMeter:
         self._recent_s = 0.0
         self._cells_read = None
         self._cells.clear()
+        self.most_decoding = 0
 
     def new_steps(self, steps: Iterable[Step], now_s: float) -> list[Step]:
         """Those that were not told before."""
@@ -68,6 +73,7 @@ class StepMeter:
         self._cells_read = step.load.cells_read
         if step.load.decoding == 0 or not step.duration_s > 0:
             return
+        self.most_decoding = max(self.most_decoding, step.load.decoding)
         self._recent.append((now_s, step.duration_s))
         self._recent_s += step.duration_s
         kept = exp(-step.duration_s / _SHARE_OVER_S)

@@ -30,7 +30,8 @@ class GateState:
         settle_until: until then the gate waits for samples.
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
-        extra_cells: cells read on top of those of now, with the newcomer.
+        extra_cells: cells read on top of those of now, with the newcomer; `mean_cells` what one worker has on average.
+        most_seen: the largest number of streams that a step has carried since the engine began.
         seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
     """
 
@@ -53,6 +54,8 @@ class GateState:
     cells_after: int
     cells_line: int
     extra_cells: int
+    mean_cells: int
+    most_seen: int
     seats_after: int
     seats_total: int
     forecast: Forecast
@@ -88,12 +91,30 @@ class FloorRule:
         if forecast.mean_s(1) > 1 / floor_tps:
             return "floor unreachable"
         workers = state.live + 1 if workers is None else workers
+        # What was never carried is known by doubt alone, which would keep it from ever being seen: one is let in by
+        # the mean.
+        probing = state.live < workers == state.most_seen + 1 - state.foreign
         most = self._settings.under_share * (1 - self._settings.hysteresis)
-        if forecast.share_under(workers, floor_tps, extra_cells) > most:
+        if forecast.share_under(workers, floor_tps, extra_cells, by_mean=probing) > most:
             return "floor"
-        if forecast.longest_s(workers, extra_cells) > 2 / floor_tps:
+        longest_s = (forecast.mean_s if probing else forecast.longest_s)(workers, extra_cells)
+        if longest_s > 2 / floor_tps:
             return "burst"
-        return None
+        return None if self._gains(state, workers) else "no gain"
+
+    def _gains(self, state: GateState, workers: int) -> bool:
+        """Whether so many workers decode about as many tokens/s together as fewer would.
+
+        Where each stream reads every cell, another worker's cells can cost the others more than it adds.
+        """
+        forecast, each = state.forecast, state.mean_cells
+        together_tps = forecast.fleet_tps(workers, state.extra_cells)
+        for fewer in (workers - 1, 3 * workers // 4, workers // 2):
+            if 0 < fewer < workers:
+                less_cells = state.extra_cells - (workers - fewer) * each
+                if together_tps < self._settings.least_gain * forecast.fleet_tps(fewer, less_cells):
+                    return False
+        return True
 
     def _not_yet(self, state: GateState) -> Reason | None:
         cold = state.samples < self._settings.cold_samples and state.now_s < state.settle_until

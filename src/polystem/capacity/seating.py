@@ -106,6 +106,8 @@ class Seating:
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
             extra_cells=newcomer_cells * (1 + kept_seats) + int(parts.meter.growth_cells_s * settings.growth_s),
+            mean_cells=self._mean_cells(ask),
+            most_seen=parts.meter.most_decoding,
             seats_after=self.seats_promised() + kept_seats + 1,
             seats_total=facts.seats_total,
             forecast=parts.forecast,
@@ -172,6 +174,14 @@ class Seating:
         present = [worker.cells for worker in self._parts.roster.admitted.values() if worker.cells is not None]
         half_way = 2 * sum(present) / len(present) if present else 0.0
         return int(max(known.value, half_way))
+
+    def _mean_cells(self, ask: Ask) -> int:
+        """Private cells of a worker in a while: the mean of those that are live, as they grow now."""
+        parts = self._parts
+        present = [worker.cells for worker in parts.roster.admitted.values() if worker.cells is not None]
+        mean_cells = sum(present) / len(present) if present else 0.0
+        growth_cells = parts.meter.growth_cells_s * parts.settings.growth_s / max(1, len(present))
+        return int(max(ask.cells, mean_cells) + growth_cells)
 
     def seats_promised(self) -> int:
         """Sequence ids of pools and others, and one for each worker that was let in."""
