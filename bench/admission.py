@@ -48,7 +48,7 @@ DECIDED_GOAL = Goal("<=", 1.0)
 
 WORKERS = 16
 PREFIX_TOKENS = 875
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 384
 READY_LIMIT_S = 120.0
 PAUSE_S = 0.005
 PATHS = ("/fleet/capacity", "/polykv/pools/{pool}/capacity", "/kv", "/polykv/tps", "/elastic", "/metrics")
@@ -173,7 +173,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 async def read_ms(model: str, lasts_s: float) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Milliseconds of each read, by path, and the server's settings."""
-    told = {"max_workers": WORKERS, "floor_tps": "0.1", "store": "none"}
+    told = {"max_workers": WORKERS, "floor_tps": 0.1, "store": "none"}
     async with (
         polystem_server(model_path(model), cells=32768, settings=told) as url,
         RemoteClient(url) as client,

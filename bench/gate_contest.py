@@ -72,11 +72,10 @@ class Contest:
     looks: int = 0
     out_of_balance: int = 0
 
-    async def sweep(self, limits: Sequence[int], rounds: int) -> None:
+    async def sweep(self, limits: Sequence[int]) -> None:
         """Every fixed limit."""
-        for arms in abba([static(limit) for limit in limits], rounds):
-            for name in arms:
-                await self._run(name)
+        for limit in limits:
+            await self._run(static(limit))
 
     async def rounds(self, names: Sequence[str], rounds: int) -> dict[str, list[Outcome]]:
         """Arms side by side; the outcomes of these rounds alone, so that they pair up."""

@@ -39,7 +39,7 @@ async def tune_model(model: Path) -> None:
 
 @asynccontextmanager
 async def polystem_server(
-    model: Path, *, cells: int, sequences: int = 64, settings: Mapping[str, str | int | bool] | None = None
+    model: Path, *, cells: int, sequences: int = 64, settings: Mapping[str, str | float | bool] | None = None
 ) -> AsyncGenerator[str, None]:
     """`polystem serve` on a free port; `settings` are keys of its configuration file. Gives its URL."""
     with tempfile.TemporaryDirectory() as folder:
@@ -51,10 +51,10 @@ async def polystem_server(
             yield url
 
 
-def _toml(value: str | int | bool) -> str:
+def _toml(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, int) else "'" + value + "'"
+    return "'" + value + "'" if isinstance(value, str) else str(value)
 
 
 async def settings_of(client: RemoteClient) -> dict[str, Any]:
