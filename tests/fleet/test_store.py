@@ -218,6 +218,20 @@ def test_what_is_put_together_is_committed_together_and_a_row_once(tmp_path: Pat
     assert held(tmp_path / "store")[0]["w"].place == 49
 
 
+def test_a_group_of_changes_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = store_file.StoreFile(tmp_path / "store")
+    file.open(MODEL)
+    connection = file._connection  # pyright: ignore[reportPrivateUsage]
+    assert connection is not None
+    connection.execute("DROP TABLE pools")
+    with pytest.raises(sqlite3.OperationalError):
+        file.write({("path", "w"): TokenPath([1, 2]), ("pool", 1): pool(1, [1])})
+    file.write({("path", "w"): TokenPath([1, 2, 3])})
+    [ids] = connection.execute("SELECT ids FROM parts").fetchall()
+    file.close()
+    assert ids == (TokenPath([1, 2, 3]).ids.tobytes(),)
+
+
 def test_flushed_answers_at_once_where_nothing_was_put(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as (store, _):
         assert asyncio.run(store.flushed())
