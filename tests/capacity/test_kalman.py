@@ -55,6 +55,13 @@ def test_a_part_that_would_be_negative_stops_at_zero_and_its_partner_makes_up_fo
     assert kalman.value[0] + kalman.value[1] == pytest.approx(0.6, abs=0.05)
 
 
+def test_of_two_parts_at_zero_neither_undoes_what_was_measured() -> None:
+    kalman = Kalman((0.2, 0.06, 0.04, 0.0, 0.0), APART)
+    kalman.measure((1.0, 1.0, 1.0, 0.0, 0.0), 0.0, noise=1e-6, clip_sigma=5)
+    kalman.measure(FIRST, 0.5, noise=0.01, clip_sigma=5)
+    assert kalman.value == pytest.approx((0.3, 0.0, 0.0, 0.0, 0.0), abs=0.01)
+
+
 def test_no_part_gets_less_sure_than_the_cap_and_a_sum_that_is_known_stays_known() -> None:
     kalman = Kalman(ONES, APART)
     for _ in range(50):

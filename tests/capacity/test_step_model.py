@@ -28,6 +28,7 @@ MACHINES: dict[str, Vector] = {
     "bound by streams": (0.001, 0.01, 1e-6, 0.004, 0.0),
     "bound by attention": (0.0009, 0.00006, 1e-8, 0.00015, 6e-8),
     "some of everything": (0.012, 0.003, 1e-6, 0.002, 7e-7),
+    "the same for any load": (0.008, 0.00005, 2e-8, 0.00002, 0.0),
     "half a second a step": (0.4, 0.03, 1e-5, 0.02, 0.0),
 }
 
@@ -99,6 +100,29 @@ def test_steps_of_sizes_never_seen_are_predicted_within_a_tenth(machine: str, no
         engine.teach(model, scheduled(1500, seed=seed))
         for streams in (3, 5, 7, 10):
             assert abs(error(model, engine, of(streams))) < 0.10, (seed, streams)
+
+
+def dwelling(count: int, *, seed: int) -> Iterator[StepLoad]:
+    """A scheduler that lets one more in, or out, now and then: it may never see a large batch."""
+    rng = random.Random(seed)
+    streams, backlog = 1, 0
+    for _ in range(count):
+        if rng.random() < 0.03:
+            streams = min(max(streams + rng.choice((-1, 1)), 1), 8)
+            backlog = rng.randrange(20, 200)
+        piece = min(backlog, 32)
+        backlog -= piece
+        yield of(streams, piece)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_load_that_changes_slowly_still_tells_the_coefficients_apart(machine: str) -> None:
+    for seed in range(6):
+        engine = Engine(MACHINES[machine], 0.05, seed=seed)
+        model = StepModel(PRIOR)
+        engine.teach(model, dwelling(600, seed=seed))
+        for streams in (1, 2, 4, 8):
+            assert abs(error(model, engine, of(streams))) < 0.12, (seed, streams)
 
 
 def test_each_coefficient_is_found_where_loads_differ_in_all_of_them() -> None:

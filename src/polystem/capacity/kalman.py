@@ -102,20 +102,22 @@ class Kalman:
         self._last_score = 0.0
 
     def _lift(self) -> None:
-        """Moves to the likeliest value without a negative part.
+        """Moves to a likely value without a negative part.
 
         A part that is lifted to 0 takes the others along as far as they are correlated. Set to 0 by itself it would
-        undo what was measured of the sum, at every step again, and its partner would never come down.
+        undo what was measured of the sum, at every step again, and its partner would never come down. Where a second
+        one follows, the first is known to be 0: else its lift would move the sum as well.
         """
-        value = list(self.value)
+        value, p = list(self.value), self.covariance
         for _ in range(5):
             lowest = min(range(5), key=value.__getitem__)
             if value[lowest] >= 0:
                 break
-            column = _column(self.covariance, lowest)
+            column = _column(p, lowest)
             up = -value[lowest] / max(column[lowest], _LEAST_VARIANCE)
             value = [each + up * along for each, along in zip(value, column, strict=True)]
             value[lowest] = 0.0
+            p = _believed(p, lowest, 0.0)
         v0, v1, v2, v3, v4 = (max(each, 0.0) for each in value)
         self.value = (v0, v1, v2, v3, v4)
 
@@ -166,7 +168,7 @@ def _believed(p: Covariance, at: int, cap: float) -> Covariance:
     That only adds knowledge: a sum that is well known stays so. To scale rows and columns down would turn the known
     direction into another one, and the filter would be sure of what nobody measured.
     """
-    own = p[_DIAGONAL[at]]
+    own = max(p[_DIAGONAL[at]], _LEAST_VARIANCE)
     column = _column(p, at)
     less = (1.0 - cap / own) / own
     p00, p01, p02, p03, p04, p11, p12, p13, p14, p22, p23, p24, p33, p34, p44 = (
