@@ -65,9 +65,10 @@ def _streamed(delta: Body, finish_reason: str, prompt_tokens: int, output_tokens
     return stream(*map(orjson.dumps, chunks), b"[DONE]")
 
 
-def refused(status: int, *, retry_after_s: int = 0, reason: str = "full") -> Raw:
+def refused(status: int, *, retry_after_s: int = 0, reason: str = "full", place: int | None = None) -> Raw:
     """A refusal in OpenAI's shape."""
-    body = orjson.dumps({"error": {"message": f"{reason} for now", "code": status, "reason": reason}})
+    kept = {} if place is None else {"place": place}
+    body = orjson.dumps({"error": {"message": f"{reason} for now", "code": status, "reason": reason} | kept})
     return Raw((body,), status=status, headers={"Retry-After": str(retry_after_s)})
 
 

@@ -197,6 +197,15 @@ async def test_a_retry_waits_at_least_as_long_as_advised_and_never_not_at_all(
     assert [row.waited_s for row in retries] == pytest.approx(waits_s)
 
 
+async def test_a_place_in_a_queue_is_asked_for_when_advised_and_not_given_up_soon(tmp_path: Path) -> None:
+    def full(body: Body, number: int) -> Raw:
+        return refused(429, retry_after_s=20, place=2) if number < 4 else said(right_call(body["messages"]))
+
+    record = await ran(CourierServer(chat=full), tmp_path, replace(ONE, retry_limit_s=30))
+    assert [row.waited_s for row in record.of(RetryRow, "pooled")] == [20.0] * 4
+    assert summarise(record, "pooled").delivered == 1
+
+
 async def test_a_turn_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
     record = await ran(CourierServer(chat=lambda _body, _number: HANGING), tmp_path, replace(ONE, turn_limit_s=0.1))
     assert record.of(PackageRow, "pooled")[0].cause == "timeout"

@@ -25,7 +25,8 @@ class CourierSettings:
 
     `max_errors` wrong calls end a package. `max_output_tokens` bounds one answer in mode model. `turn_tokens`,
     `order_tokens` and `result_tokens` are the lengths of mode replay: of an answer, of the order, of a tool's result.
-    `turn_limit_s` bounds one attempt at a turn, `retry_limit_s` the time from the first attempt to the last.
+    `turn_limit_s` bounds one attempt at a turn, `retry_limit_s` the time from the first attempt to the last, and ten
+    times that where the server keeps a place for it.
     """
 
     packages: int = 8

@@ -14,7 +14,7 @@ from typing import Literal
 
 from polystem.clock import Clock
 from polystem.engine.remote import Answer
-from polystem.errors import PolystemError, Saturated, Unavailable
+from polystem.errors import AdmissionRefused, PolystemError, Saturated, Unavailable
 from polystem.harness.board import Board
 from polystem.harness.record import RecordWriter
 from polystem.harness.rows import BUCKET_S, RetryRow, TurnRow
@@ -27,6 +27,7 @@ FailCause = Literal["timeout", "engine_error", "refused"]
 
 WAIT_GROWTH = 1.5
 WAIT_LIMIT_S = 30.0
+QUEUED_PATIENCE = 10
 SHORTEST_WAIT_S = 0.1  # a server that advises none would be asked without end
 
 
@@ -102,14 +103,18 @@ class TurnTaker:
             raise TurnFailed("timeout", f"no whole answer within {self._turn_limit_s:g} s") from exc
 
     async def _wait_out(self, refusal: Saturated | Unavailable, key: TurnKey, attempt: int, submitted_s: float) -> None:
-        """Waits as long as the server advises, longer each time; gives up at the retry limit."""
+        """Waits as long as the server advises, longer each time; gives up at the retry limit.
+
+        A server that keeps a place in its queue knows when to come back: its advice is followed as it is, for longer.
+        """
         now_s = self._clock.now_s()
         advised_s = refusal.retry_after_s
+        queued = isinstance(refusal, AdmissionRefused)
         first_s = max(advised_s, SHORTEST_WAIT_S)
-        wait_s = max(first_s, min(WAIT_LIMIT_S, first_s * WAIT_GROWTH ** (attempt - 1)))
+        wait_s = first_s if queued else max(first_s, min(WAIT_LIMIT_S, first_s * WAIT_GROWTH ** (attempt - 1)))
         if isinstance(refusal, Unavailable) and refusal.reason == "timeout":
             raise TurnFailed("timeout", refusal.message) from refusal
-        if now_s + wait_s - submitted_s > self._retry_limit_s:
+        if now_s + wait_s - submitted_s > self._retry_limit_s * (QUEUED_PATIENCE if queued else 1):
             cause: FailCause = "refused" if isinstance(refusal, Saturated) else "engine_error"
             raise TurnFailed(cause, f"{refusal.message}; gave up after {attempt} attempts") from refusal
         reason = "saturated" if isinstance(refusal, Saturated) else refusal.reason

@@ -7,7 +7,16 @@ import pytest
 from aiohttp import web
 
 from polystem.engine.remote import RemoteClient
-from polystem.errors import BadRequest, Conflict, NotFound, PolystemError, Saturated, Unauthorized, Unavailable
+from polystem.errors import (
+    AdmissionRefused,
+    BadRequest,
+    Conflict,
+    NotFound,
+    PolystemError,
+    Saturated,
+    Unauthorized,
+    Unavailable,
+)
 from tests.engine.remote.raw_server import Raw, raw_server, stream
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +85,15 @@ async def test_the_advice_to_retry_is_read(headers: dict[str, str], expected_s: 
         with pytest.raises(Saturated) as caught:
             await client.chat({})
     assert caught.value.retry_after_s == expected_s
+
+
+async def test_a_refusal_that_keeps_a_place_is_told_apart() -> None:
+    body = b'{"error": {"message": "full", "code": 429, "reason": "floor", "place": 3}}'
+    full = Raw((body,), status=429, headers={"Retry-After": "7"})
+    async with raw_server(lambda _request, _body: full) as url, RemoteClient(url) as client:
+        with pytest.raises(AdmissionRefused) as caught:
+            await client.chat({})
+    assert (caught.value.reason, caught.value.place, caught.value.retry_after_s) == ("floor", 3, 7.0)
 
 
 async def test_a_refusal_that_is_no_json_is_quoted() -> None:

@@ -17,6 +17,7 @@ from polystem.clock import Clock, SystemClock
 from polystem.engine.remote.answer import Answer, AnswerReader, Json
 from polystem.engine.remote.sse import EventParser
 from polystem.errors import (
+    AdmissionRefused,
     BadRequest,
     Conflict,
     NotFound,
@@ -164,6 +165,9 @@ def _raise_refusal(status: int, body: Json, headers: Mapping[str, str] | None) -
     advised_s = _retry_after_s(headers)
     wait_s = DEFAULT_RETRY_AFTER_S if advised_s is None else advised_s
     if status == 429:
+        place = described.get("place")
+        if isinstance(place, int):
+            raise AdmissionRefused(reason=str(described.get("reason")), retry_after_s=wait_s, place=place)
         raise Saturated(text, retry_after_s=wait_s, param=param)
     if status >= 500 or status == 408:
         named = body.get("reason") or described.get("reason") or described.get("type")
