@@ -12,6 +12,10 @@ from polystem.capacity.step_model import StepLoad
 
 __all__ = ["Forecast", "Outside"]
 
+_KNOTS = (1, 65)
+"""Numbers of streams at which the model is asked for its mean."""
+_ROUNDS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Outside:
@@ -63,16 +67,25 @@ class Forecast:
         return known
 
     def fleet_tps(self, workers: int, extra_cells: int = 0) -> float:
-        """Tokens a second that so many workers decode together, prompts aside."""
-        crowd = self._crowd(extra_cells)
-        key = (workers, crowd.cells_read)
+        """Tokens a second that so many workers decode together, prompts aside.
+
+        By the mean number k that decodes: of N workers, those who are not thinking, k = N * L*tau(k) / (Z + L*tau(k)).
+        """
+        key = (workers, _rounded(self._outside.cells_read + extra_cells))
         known = self._fleets.get(key)
         if known is None:
-            times = self._times_at(crowd.cells_read)
-            shares = decoding_shares(workers, self._demand, times, crowd)
-            rates = (streams * share / times.mean_s(crowd.load(streams)) for streams, share in enumerate(shares))
-            known = self._fleets[key] = sum(rates)
+            known = self._fleets[key] = self._fleet_tps(workers, self._times_at(key[1]))
         return known
+
+    def _fleet_tps(self, workers: int, times: _Steps) -> float:
+        think_s, turn_tokens = self._demand.think_s, self._demand.turn_tokens
+        streams = float(workers)
+        for _ in range(_ROUNDS):
+            turn_s = turn_tokens * times.mean_at(streams + self._outside.foreign)
+            before, streams = streams, workers * turn_s / (think_s + turn_s)
+            if before - streams < 0.01 * streams:
+                break
+        return streams / times.mean_at(streams + self._outside.foreign)
 
     def longest_s(self, streams: int, extra_cells: int = 0) -> float:
         """tau+: a step with so many of our streams at once, for certain."""
@@ -96,34 +109,39 @@ class Forecast:
 
     def _crowd(self, extra_cells: int) -> Crowd:
         outside = self._outside
-        cells = _rounded(max(0, outside.cells_read + extra_cells))
+        cells = _rounded(outside.cells_read + extra_cells)
         return Crowd(cells_read=cells, foreign=outside.foreign, prefill_share=outside.prefill_share)
 
     def _times_at(self, cells_read: int) -> _Steps:
         steps = self._steps.get(cells_read)
         if steps is None:
-            steps = self._steps[cells_read] = _Steps(self._times)
+            steps = self._steps[cells_read] = _Steps(self._times, cells_read)
         return steps
 
 
 class _Steps:
-    """The model at one number of cells, each load asked once."""
+    """The model at one number of cells, where its mean is a line over the streams: two loads tell it.
 
-    def __init__(self, times: StepTimes) -> None:
+    A share over hundreds of streams then costs no more than arithmetic; upper bounds are asked for at few of them.
+    """
+
+    def __init__(self, times: StepTimes, cells_read: int) -> None:
         self._times = times
-        self._means: dict[int, float] = {}
         self._uppers: dict[int, float] = {}
+        near, far = (times.mean_s(StepLoad(streams, cells_read)) for streams in _KNOTS)
+        self._slope_s = (far - near) / (_KNOTS[1] - _KNOTS[0])
+        self._base_s = near - self._slope_s * _KNOTS[0]
+
+    def mean_at(self, streams: float) -> float:
+        return self._base_s + self._slope_s * streams
 
     def mean_s(self, load: StepLoad) -> float:
-        known = self._means.get(load.decoding)
-        if known is None:
-            known = self._means[load.decoding] = self._times.mean_s(load)
-        return known
+        return self._base_s + self._slope_s * load.decoding
 
     def upper_s(self, load: StepLoad) -> float:
         known = self._uppers.get(load.decoding)
         if known is None:
-            known = self._uppers[load.decoding] = self._times.upper_s(load)
+            known = self._uppers[load.decoding] = max(self._times.upper_s(load), self.mean_s(load))
         return known
 
 
@@ -142,5 +160,6 @@ class _Undoubted:
 
 def _rounded(cells: int) -> int:
     """Up to about 2 % more, so that neighbouring numbers share their answers."""
+    cells = max(cells, 0)
     step = 1 << max(5, cells.bit_length() - 6)
     return -(-cells // step) * step

@@ -85,7 +85,8 @@ class GateSettings:
         crowded_share: workers are put on hold as well where the predicted share under the floor is above this.
         offload_share: cells of a worker on hold go where they take this share of a step.
         growth_s: a newcomer is judged by the cells that there will be in so long, as they grow now.
-        least_gain: with one more, all together have to decode this part of what fewer would.
+        least_gain: with one more, all together have to decode this part of what fewer would; asked for the first time
+            beyond `gain_after_workers`.
         turn_margin: a turn begins where the predicted step takes this part of what the floor allows.
         chunk_min_tokens: least prefill in a step, whatever the floor says.
         chunk_max_tokens: most prefill in a step.
@@ -116,6 +117,7 @@ class GateSettings:
     turn_margin: float = 0.97
     growth_s: float = 10.0
     least_gain: float = 0.97
+    gain_after_workers: int = 4
     chunk_min_tokens: int = 8
     chunk_max_tokens: int = 512
     session_ttl_s: float = 300.0
@@ -145,6 +147,7 @@ class GateSettings:
             ("turn_margin", 0.1, 1.0),
             ("growth_s", 0.0, 3600.0),
             ("least_gain", 0.0, 1.0),
+            ("gain_after_workers", 1, 1_000_000),
             ("chunk_min_tokens", 1, 1_000_000),
             ("chunk_max_tokens", self.chunk_min_tokens, 1_000_000),
             ("session_ttl_s", 1.0, 1e7),

@@ -76,7 +76,7 @@ class FloorRule:
     def blocks(self, state: GateState) -> Reason | None:
         if state.live < state.policy.guarantee_min_sessions:
             return self._no_room(state)
-        return self._not_yet(state) or self._no_room(state) or self.under_floor(state)
+        return self._out_of_reach(state) or self._not_yet(state) or self._no_room(state) or self.under_floor(state)
 
     def warming_most(self, live: int) -> int:
         """How many workers may warm at once."""
@@ -87,9 +87,9 @@ class FloorRule:
         floor_tps = state.floor_tps
         if floor_tps is None:
             return None
-        forecast, extra_cells = state.forecast, state.extra_cells
-        if forecast.mean_s(1) > 1 / floor_tps:
+        if self._out_of_reach(state):
             return "floor unreachable"
+        forecast, extra_cells = state.forecast, state.extra_cells
         workers = state.live + 1 if workers is None else workers
         # What was never carried is known by doubt alone, which would keep it from ever being seen: one is let in by
         # the mean.
@@ -105,8 +105,11 @@ class FloorRule:
     def _gains(self, state: GateState, workers: int) -> bool:
         """Whether so many workers decode about as many tokens/s together as fewer would.
 
-        Where each stream reads every cell, another worker's cells can cost the others more than it adds.
+        Where each stream reads every cell, another worker's cells can cost the others more than it adds. A few are let
+        in to see: kernels for one row and for several differ by more than a line can say.
         """
+        if workers <= self._settings.gain_after_workers:
+            return True
         forecast, each = state.forecast, state.mean_cells
         together_tps = forecast.fleet_tps(workers, state.extra_cells)
         for fewer in (workers - 1, 3 * workers // 4, workers // 2):
@@ -115,6 +118,10 @@ class FloorRule:
                 if together_tps < self._settings.least_gain * forecast.fleet_tps(fewer, less_cells):
                     return False
         return True
+
+    def _out_of_reach(self, state: GateState) -> Reason | None:
+        floor_tps = state.floor_tps
+        return "floor unreachable" if floor_tps is not None and state.forecast.mean_s(1) > 1 / floor_tps else None
 
     def _not_yet(self, state: GateState) -> Reason | None:
         cold = state.samples < self._settings.cold_samples and state.now_s < state.settle_until

@@ -17,8 +17,6 @@ __all__ = ["Seating"]
 
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
-_FINISHED_TO_TELL = 3
-"""Workers that have to be done before their final size is believed."""
 
 
 class Seating:
@@ -167,13 +165,8 @@ class Seating:
         return cells
 
     def _final_cells(self) -> int:
-        """The mean of those that are done. Before a few are: twice what the present ones have, as if at half way."""
-        known = self._parts.estimate.final_cells
-        if known.count >= _FINISHED_TO_TELL:
-            return int(known.value)
-        present = [worker.cells for worker in self._parts.roster.admitted.values() if worker.cells is not None]
-        half_way = 2 * sum(present) / len(present) if present else 0.0
-        return int(max(known.value, half_way))
+        """Private cells of a worker in the end: the mean of those that are done, 0 where none is."""
+        return int(self._parts.estimate.final_cells.value)
 
     def _mean_cells(self, ask: Ask) -> int:
         """Private cells of a worker in a while: the mean of those that are live, as they grow now."""
