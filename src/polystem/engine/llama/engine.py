@@ -102,7 +102,7 @@ class LlamaEngine:
             chat_template=encoder.chat_template,
             tool_format=encoder.tool_format,
             build=facts["build"],
-            settings=settings.for_people(),
+            settings=settings.for_people() | {name: facts[name] for name in ("weight_bytes", "kv_bytes_per_cell")},
         )
 
     async def aclose(self) -> None:

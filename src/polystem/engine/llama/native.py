@@ -139,6 +139,10 @@ class MemoryKind:
             )
 
 
+_CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+"""Bytes of one value; quantised types hold 32 values and a scale in a block."""
+
+
 class NativeModel:
     """A loaded GGUF file. Freed by `close`, after every context made from it."""
 
@@ -175,6 +179,18 @@ class NativeModel:
         buffer = ctypes.create_string_buffer(size + 1)
         _ll.llama_model_meta_val_str(self.pointer, key.encode(), buffer, size + 1)
         return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all tensors."""
+        return int(_ll.llama_model_size(self.pointer))
+
+    def cell_bytes(self, settings: LlamaSettings) -> int:
+        """Size of the keys and values of one token, all layers together."""
+        heads, kv_heads = _ll.llama_model_n_head(self.pointer), _ll.llama_model_n_head_kv(self.pointer)
+        width = _ll.llama_model_n_embd(self.pointer) * kv_heads / max(1, heads)
+        each = _CACHE_BYTES[settings.k_type] + _CACHE_BYTES[settings.v_type]
+        return round(_ll.llama_model_n_layer(self.pointer) * width * each)
 
     def chat_template(self) -> str:
         """The template in the file, empty if it has none."""

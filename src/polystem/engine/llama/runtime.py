@@ -51,7 +51,13 @@ def _run_model(
             context, settings, pieces=piece_table(vocabulary), eog=frozenset(vocabulary.eog_tokens()),
             compile_constraint=constraint_door(vocabulary), inbox=inbox, ship=ship, clock=clock,
         )  # fmt: skip
-        ship([(LOOP_TICKET, READY, {"build": library_build(), "cells_physical": context.physical_cells})], None)
+        facts = {
+            "build": library_build(),
+            "cells_physical": context.physical_cells,
+            "weight_bytes": model.weight_bytes,
+            "kv_bytes_per_cell": model.cell_bytes(settings),
+        }
+        ship([(LOOP_TICKET, READY, facts)], None)
         loop.run()
     finally:
         context.close()
