@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.clock import VirtualClock
 from polystem.engine.scripted import Answer
 from polystem.fleet import FloorSettings
+from polystem.serve.capacity_bodies import pool_capacity_object
 from polystem.serve.turns import admission_headers
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import Served, serving, until
@@ -135,6 +137,16 @@ async def test_a_request_may_ask_for_a_higher_floor_and_not_for_a_lower_one() ->
     assert "15 tokens/s" in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_the_floor_only_warns_the_answer_says_how_many_more_there_is_room_for(stream: bool) -> None:
+    async with serving(floor=floor(floor_tps=1000, on_saturation="warn")) as served:
+        answers = [await served.chat(session_id=name, stream=stream) for name in ("first", "second")]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[-1].headers["x-sessions-remaining"] == "0"
+    async with serving() as served:
+        assert "x-sessions-remaining" not in (await served.chat(session_id="first", stream=stream)).headers
+
+
 async def test_what_the_gate_says_of_an_admission_goes_into_headers_as_far_as_it_is_known() -> None:
     assert admission_headers(None) == {}
     assert admission_headers(Go()) == {}
@@ -173,8 +185,11 @@ async def test_a_policy_is_advisory_unless_it_says_otherwise_and_never_lowers_th
     async with serving(floor=floor(floor_tps=15)) as served:
         path = f"/polykv/pools/{await pool(served)}/admission"
         told = (await served.client.post(path, json={"target_tps_per_session": 5})).json()["admission"]
+        enforced = {"target_tps_per_session": 5, "mode": "enforced"}
+        lower = (await served.client.post(path, json=enforced)).json()["admission"]
     assert (told["mode"], told["on_saturation"], told["guarantee_min_sessions"]) == ("advisory", "reject", 1)
     assert (told["target_tps_per_session"], told["floor_tps"]) == (5.0, 15.0)
+    assert (lower["target_tps_per_session"], lower["floor_tps"]) == (5.0, 15.0)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +246,20 @@ async def test_a_pools_capacity_has_the_control_planes_fields_and_honest_gaps() 
     assert told["slots_free"] == told["slots_max"] - told["slots_live"]
 
 
-async def test_a_headroom_that_nothing_limits_is_minus_one() -> None:
+async def test_what_is_not_known_is_null_and_an_unknown_headroom_is_minus_one() -> None:
+    async with serving() as served:
+        await pool(served)
+        [pool_view] = served.fleet.pools()
+        view, outlook = served.fleet.capacity(), served.fleet.capacity_for(pool_view.pool_id, 1)
+        assert view is not None
+        unknown = replace(outlook, admissible=None, bias=None, settle_remaining_s=None)
+        told = pool_capacity_object(pool_view, served.fleet.statistics(), view, unknown, expected_tokens=1)
+    assert told["headroom_sessions"] == -1
+    gaps = ("projected_mean_tps_measured", "projection_bias_ewma", "settle_remaining_ms", "drop_per_admit_ewma")
+    assert [told[name] for name in gaps] == [None] * 4
+
+
+async def test_room_for_one_is_told_and_then_no_room() -> None:
     async with serving(floor=ONE_AT_A_TIME) as served:
         path = f"/polykv/pools/{await pool(served)}/capacity"
         before = await get(served, path)

@@ -26,12 +26,10 @@ from polystem.errors import ConfigError
 BAR_COLUMNS = 40
 CURVE_ROWS = 20
 FLOORS_SHOWN = 8
-STOPPED_BY = {
-    "floor": "the floor: too much stream time would be under it",
-    "burst": "a burst: all at once would fall below half the floor",
-    "cells": "KV cells: give --cells, or less --private-tokens",
-    "seats": "sequences: give --sequences",
-}
+STOPPED_BY = {"floor": "floor", "burst": "burst: half the floor", "cells": "cells", "seats": "sequences"}
+LEGEND = """at once: how many of them may decode in one step at the floor
+under: predicted share of stream time under it; worst: tokens/s of each when all decode at once
+"""
 HELP = """Say how many agents of a shape this machine carries at a floor, and which floor so many agents allow.
 
 No engine is started. The answer comes from the step times that `polystem serve` measured for this model on this machine
@@ -162,6 +160,7 @@ def _tell(stored: StoredFit, curve: PlanCurve, points: Sequence[PlanPoint], work
     for line in (*_about(stored), _about_shape(curve), ""):
         console.print(line, markup=False)
     console.print(_table(points))
+    console.print(LEGEND, markup=False)
     for each in workers:
         console.print(_floor_line(curve, each), markup=False)
     console.print("\nworkers  highest floor, tokens/s", markup=False)
@@ -192,11 +191,11 @@ def _about_shape(curve: PlanCurve) -> str:
 
 def _table(points: Sequence[PlanPoint]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    for heading in ("floor tokens/s", "workers", "decoding at once", "under the floor", "all at once, tokens/s"):
+    for heading in ("floor tokens/s", "workers", "at once", "under", "worst"):
         table.add_column(heading, justify="right")
-    table.add_column("what stops the next one")
+    table.add_column("stops the next one")
     for point in points:
-        stopped_by = STOPPED_BY[point.binding] if point.keeps_floor else "out of reach even for one"
+        stopped_by = STOPPED_BY[point.binding] if point.keeps_floor else "out of reach for one"
         table.add_row(
             f"{point.floor_tps:g}",
             str(point.workers),
