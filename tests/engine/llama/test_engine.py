@@ -305,12 +305,13 @@ async def test_a_file_that_is_no_model_fails_the_start(small: LlamaSettings, tmp
 
 
 async def test_info_names_model_build_and_settings(running: Running, bundled_model: Path) -> None:
+    file_bytes = await asyncio.to_thread(lambda: bundled_model.stat().st_size)
     async with running(model_name="nano") as engine:
         info = engine.info
     assert info.model == "nano"
     assert len(info.model_sha256) == 64
     assert info.build.startswith("llama-cpp-python ")
     assert info.settings["flash_attention"] is False
-    assert info.settings["weight_bytes"] == pytest.approx(bundled_model.stat().st_size, rel=0.02)
+    assert info.settings["weight_bytes"] == pytest.approx(file_bytes, rel=0.02)
     assert info.settings["kv_bytes_per_cell"] == 4 * 2 * 256 * 2  # layers, keys and values, width, bytes of f16
     assert info.vocab_tokens > 256
