@@ -6,16 +6,30 @@ under way says little about what the burst will do.
 
 from __future__ import annotations
 
-from polystem.capacity.asks import Reason
-from polystem.capacity.rule import GateState
+from typing import Protocol
 
-__all__ = ["MeasuredMean"]
+from polystem.capacity.asks import Reason
+
+__all__ = ["MeasuredMean", "Rates"]
+
+
+class Rates(Protocol):
+    """What the rule looks at of a `GateState`."""
+
+    @property
+    def live(self) -> int: ...
+
+    @property
+    def measured_tps(self) -> float | None: ...
+
+    @property
+    def floor_tps(self) -> float | None: ...
 
 
 class MeasuredMean:
     """Lets one more in while measured mean * n / (n + 1) >= floor, n the workers that are in."""
 
-    def blocks(self, state: GateState) -> Reason | None:
+    def blocks(self, state: Rates) -> Reason | None:
         """Why a newcomer has to wait; None lets it in."""
         if state.floor_tps is None or state.measured_tps is None:
             return None
