@@ -1,8 +1,8 @@
 """A long prompt arrives while eight workers decode: the worst gap between two of their tokens, with the floor's prefill
 budget and without it.
 
-The floor is what the same crowd keeps once the prompt is in, less a margin, so that the gate may let it in at once.
-Both runs have the same gate and floor; without the budget the smallest chunk of a step is also the largest.
+The floor is what the same crowd keeps once the prompt is in, less a margin. The policy guarantees nine workers, so that
+all are in at once. Both runs have the same gate and floor; without the budget the smallest chunk is also the largest.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def floor_for_prompt(machine: Machine, prefix: Prefix, rounds: int) -> flo
 
 async def worst_gap(machine: Machine, prefix: Prefix, floor_tps: float, chunk_min_tokens: int | None) -> Gap:
     """One run; `chunk_min_tokens` None is the gate's own, `CHUNK_TOKENS` is no budget."""
-    policy, settings = FloorPolicy(floor_tps=floor_tps), GateSettings()
+    policy, settings = FloorPolicy(floor_tps=floor_tps, guarantee_min_sessions=WORKERS + 1), GateSettings()
     least = settings.chunk_min_tokens if chunk_min_tokens is None else chunk_min_tokens
     gate = GateSettings(policy=policy, chunk_min_tokens=least, chunk_max_tokens=CHUNK_TOKENS)
     async with machine.fleet(_cells_for(prefix), FloorSettings(gate=gate, admit_wait_s=None)) as fleet:
