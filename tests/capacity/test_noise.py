@@ -21,6 +21,12 @@ def test_the_noise_of_a_step_is_found_whatever_the_prediction_is_off_by(deviatio
     assert noise.deviation == pytest.approx(deviation, rel=0.35)
 
 
+def test_one_step_by_itself_says_nothing_of_noise() -> None:
+    noise = StepNoise(0.1)
+    noise.learn(5.0)
+    assert noise.deviation == pytest.approx(0.1)
+
+
 def test_a_noise_of_nothing_is_not_believed() -> None:
     noise = StepNoise(0.1)
     for _ in range(2000):
@@ -50,11 +56,3 @@ def test_a_block_has_its_least_number_of_steps_however_long_they_are() -> None:
     assert spread.variance == pytest.approx(0.03**2)
     spread.learn(2.0, 1.0)
     assert spread.variance > 0.03**2
-
-
-def test_a_block_that_was_dropped_counts_for_nothing() -> None:
-    spread = BlockSpread(1.0, 1, 0.03)
-    spread.learn(0.9, 9.0)
-    spread.drop_block()
-    spread.learn(1.0, 0.0)
-    assert spread.variance < 0.03**2

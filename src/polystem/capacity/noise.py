@@ -68,7 +68,7 @@ class BlockSpread:
     def __init__(self, block_s: float, block_steps: int, deviation: float) -> None:
         """A block lasts for both, whichever is longer."""
         self._block_s, self._block_steps = block_s, block_steps
-        self.drop_block()
+        self._begin_block()
         self.variance = deviation * deviation
 
     def learn(self, expected_s: float, excess_s: float) -> None:
@@ -80,9 +80,8 @@ class BlockSpread:
             return
         strayed = min(max(self._excess_s / self._expected_s, -self._MOST_EXCESS), self._MOST_EXCESS)
         self.variance += self._MEMORY * (strayed * strayed - self.variance)
-        self.drop_block()
+        self._begin_block()
 
-    def drop_block(self) -> None:
-        """Forgets the block under way: what it holds was no noise."""
+    def _begin_block(self) -> None:
         self._expected_s = self._excess_s = 0.0
         self._steps = 0

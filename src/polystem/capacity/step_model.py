@@ -31,7 +31,12 @@ _PROMPT_DOUBT = 0.5
 _RECENT = 16
 _FIRST = 40
 """Steps of a boot in which a change of tempo is believed at once: the fit may be of another machine."""
+_ANCHORS = 5
+"""Steps without prompts that set the tempo of a boot."""
 
+
+_Step = tuple[Vector, float]
+"""The features of a step, and how long it took."""
 
 Correlations = tuple[float, float, float, float, float, float, float, float, float, float]
 
@@ -221,11 +226,13 @@ class StepModel:
         self._before = fit
         self._tempo_s = max(fit.mean_s(StepLoad(8, 4096)), _LEAST_TEMPO_S)
         self._kalman = _filter_from(fit, self._tempo_s, settings)
+        self._first_tempo_s = self._tempo_s
         self._unlearned = (self._kalman.value, self._kalman.covariance)
         self._noise = StepNoise(fit.noise or 0.1)
         self._spread = BlockSpread(settings.rate_over_s, settings.rate_over_steps, 0.03)
         self._watch = TempoWatch()
-        self._recent: deque[tuple[Vector, float]] = deque(maxlen=_RECENT)
+        self._recent: deque[_Step] = deque(maxlen=_RECENT)
+        self._anchors: list[_Step] | None = []
         self._samples = 0
         self._last_at: float | None = None
 
@@ -286,23 +293,19 @@ class StepModel:
         settings = self._settings
         self._walk(at_s)
         features = _features(load)
+        self._recent.append((features, duration_s))
+        self._samples += 1
         mean_s = self._units(features) * self._tempo_s
         ratio = duration_s / mean_s
         self._noise.learn(ratio)
-        self._recent.append((features, duration_s))
-        per_mean = self._tempo_s / mean_s
-        x0, x1, x2, x3, x4 = features
-        noise = self._noise.variance
-        score = self._kalman.measure(
-            (x0 * per_mean, x1 * per_mean, x2 * per_mean, x3 * per_mean, x4 * per_mean),
-            ratio - 1.0, noise, settings.clip_sigma,
-        )  # fmt: skip
-        self._samples += 1
-        clip = settings.clip_sigma * sqrt(noise)
+        score = self._measure(features, duration_s, mean_s)
+        clip = settings.clip_sigma * self._noise.deviation
         self._spread.learn(mean_s, mean_s * min(max(ratio - 1.0, -clip), clip))
         run = self._watch.changed(score, duration_s, settings.change_least_s if self._samples > _FIRST else 0.0)
         if run:
             self._account_for(run)
+        if self._anchors is not None and not load.prefill_tokens:
+            self._anchor((features, duration_s))
 
     def prefill_budget_tokens(self, load: StepLoad, floor_tps: float, *, least: int, most: int) -> int:
         """Prompt tokens that fit into the next step beside the streams of `load` without breaking their floor.
@@ -320,9 +323,38 @@ class StepModel:
         return max(least, int(left_s / per_token_s)) if left_s > 0 else least
 
     def _units(self, features: Vector) -> float:
-        v0, v1, v2, v3, v4 = self._kalman.value
+        return max(_times(self._kalman.value, features), _LEAST_TEMPO_S / self._tempo_s)
+
+    def _measure(self, features: Vector, took_s: float, mean_s: float) -> float:
+        per_mean = self._tempo_s / mean_s
         x0, x1, x2, x3, x4 = features
-        return max(v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3 + v4 * x4, _LEAST_TEMPO_S / self._tempo_s)
+        return self._kalman.measure(
+            (x0 * per_mean, x1 * per_mean, x2 * per_mean, x3 * per_mean, x4 * per_mean),
+            took_s / mean_s - 1.0, self._noise.variance, self._settings.clip_sigma,
+        )  # fmt: skip
+
+    def _anchor(self, step: _Step) -> None:
+        """Sets the tempo by the first steps of streams alone where they show that the fit is of another machine.
+
+        The filter by itself would take what is too much from the least certain part until that is 0, and would then
+        believe the rest.
+        """
+        assert self._anchors is not None
+        self._anchors.append(step)
+        if len(self._anchors) < _ANCHORS:
+            return
+        anchors, self._anchors = self._anchors, None
+        before = Kalman(*self._unlearned)
+        factor = median(took_s / (_times(before.value, features) * self._first_tempo_s) for features, took_s in anchors)
+        if not 0.5 < factor < 2.0:
+            self._begin_again(self._first_tempo_s * factor)
+
+    def _begin_again(self, tempo_s: float) -> None:
+        """From the start of the boot at another tempo, with the steps that are remembered."""
+        self._kalman = Kalman(*self._unlearned)
+        self._tempo_s = max(tempo_s, _LEAST_TEMPO_S)
+        for features, took_s in self._recent:
+            self._measure(features, took_s, self._units(features) * self._tempo_s)
 
     def _walk(self, at_s: float) -> None:
         last_at, self._last_at = self._last_at, at_s
@@ -342,27 +374,28 @@ class StepModel:
         otherwise of streams. Else the machine has another tempo.
         """
         recent = list(self._recent)[-run:]
-        whole = sum(self._units(features) for features, _ in recent)
-        if 2 * self._kalman.value[3] * sum(features[3] for features, _ in recent) > whole:
+        if 2 * sum(self._prompt_units(features) for features, _ in recent) > sum(
+            self._units(features) for features, _ in recent
+        ):
             self._kalman.widen(0.0, (0.0, 0.0, 0.0, _PROMPT_DOUBT**2, 0.0))
         else:
             self._change_tempo(recent)
         self._kalman.calm()
         self._watch.reset()
-        self._spread.drop_block()
 
-    def _change_tempo(self, recent: list[tuple[Vector, float]]) -> None:
-        """All coefficients take the multiple that these steps had at the median.
-
-        At the start of a boot all that was learned so far was learned at the wrong tempo: it begins again at this one.
-        """
-        if self._samples <= _FIRST:
-            self._kalman = Kalman(*self._unlearned)
+    def _change_tempo(self, recent: list[_Step]) -> None:
+        """All coefficients take the multiple that these steps had at the median."""
         factor = median(took_s / (self._units(features) * self._tempo_s) for features, took_s in recent)
         self._tempo_s = max(self._tempo_s * factor, _LEAST_TEMPO_S)
         doubt = min(abs(factor - 1.0), 1.0)
         apart = (0.2 * doubt) ** 2
         self._kalman.widen((0.2 * doubt + 0.05) ** 2, (apart, apart, apart, apart, apart))
+
+    def _prompt_units(self, features: Vector) -> float:
+        """The part of a step that its prompts take."""
+        _, _, cells, prompts, _ = features
+        value = self._kalman.value
+        return value[3] * prompts + value[4] * prompts * cells * (_PROMPTS * _CELLS / _READS)
 
 
 class FitTimes:
@@ -387,6 +420,12 @@ class FitTimes:
         stream = (1.0, float(load.cells_read))
         bound = _upper(self._fit.coefficients, self._covariance, features, stream, spread, settings.upper_z)
         return max(bound, mean_s)
+
+
+def _times(value: Vector, features: Vector) -> float:
+    v0, v1, v2, v3, v4 = value
+    x0, x1, x2, x3, x4 = features
+    return v0 * x0 + v1 * x1 + v2 * x2 + v3 * x3 + v4 * x4
 
 
 def _features(load: StepLoad) -> Vector:
