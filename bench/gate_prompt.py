@@ -1,8 +1,9 @@
 """A long prompt arrives while eight workers decode: the worst gap between two of their tokens, with the floor's prefill
 budget and without it.
 
-The floor is what the same crowd keeps once the prompt is in, less a margin. The policy guarantees nine workers, so that
-all are in at once. Both runs have the same gate and floor; without the budget the smallest chunk is also the largest.
+The floor is half of what the same crowd keeps once the prompt is in, so there is room for prompts beside it. The policy
+guarantees nine workers: all are in at once. Both runs have the same gate and floor; without the budget the smallest
+chunk is also the largest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PRIVATE_TOKENS = 32
 OUTPUT_TOKENS = 640
 PROBE_TOKENS = 48
 SETTLED_TOKENS = 64
-MARGIN = 0.85
+MARGIN = 0.5
 CHUNK_TOKENS = 512
 """What the engine prefills in one step where nobody bounds it."""
 
