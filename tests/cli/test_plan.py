@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -178,6 +179,7 @@ def test_the_drawn_line_never_rises_with_the_floor_and_passes_through_every_answ
     line = chart.lines[0].points
     assert [x for x, _ in line] == sorted(x for x, _ in line)
     assert [y for _, y in line] == sorted((y for _, y in line), reverse=True)
+    assert all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(line)), "workers are whole: the line has steps"
     for point in curve.points:
         above = next(y for x, y in line if x >= point.floor_tps)
         assert above == point.workers

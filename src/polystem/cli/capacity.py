@@ -24,6 +24,7 @@ INTERRUPTED_EXIT_CODE = 130
 MEANING_OF = {
     "floor": "one more, and streams would be under the floor for more of their time than promised",
     "burst": "with one more, if all decoded at once, everybody would fall below half the floor",
+    "no gain": "with one more, all together would decode fewer tokens a second",
     "kv headroom exhausted": "no cells for one more",
     "seats": "no sequence for one more",
     "max workers": "the limit on workers is reached",
@@ -187,6 +188,7 @@ def _model(told: Told) -> Iterator[Row]:
         ("per_stream_s", "ms", 1e3, "more for each stream that decodes"),
         ("per_cell_s", "us", 1e6, "more for each cell that is read"),
         ("per_prefill_token_s", "us", 1e6, "more for each prompt token in the step"),
+        ("per_read_s", "ns", 1e9, "more for each cell that each of these rows reads for itself"),
     ):
         value = f"{_figure(model[name] * factor)} ± {_figure(spread[name] * factor)} {unit}"
         yield name.removesuffix("_s").replace("_", " "), value, meaning

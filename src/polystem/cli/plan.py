@@ -174,7 +174,8 @@ def _about(stored: StoredFit) -> tuple[str, str]:
     return (
         f"{stored.model}: {fit.samples} steps, the last at {at:%Y-%m-%d %H:%M} UTC, on {stored.key.machine}",
         f"step = {_ms(fit.base_s, a)} + {_ms(fit.per_stream_s, b)} for each stream + "
-        f"{_us(fit.per_cell_s, c)} for each cell read + {_us(fit.per_prefill_token_s, d)} for each prompt token",
+        f"{_us(fit.per_cell_s, c)} for each cell + {_us(fit.per_prefill_token_s, d)} for each prompt token + "
+        f"{_ns(fit.per_read_s, fit.read_deviation_s)} for each cell that a row reads",
     )
 
 
@@ -264,6 +265,10 @@ def _corners(steps: Sequence[tuple[int, float]]) -> tuple[tuple[float, float], .
 
 def _ms(duration_s: float, deviation_s: float) -> str:
     return f"{duration_s * 1e3:.3g} ms (±{deviation_s * 1e3:.2g})"
+
+
+def _ns(duration_s: float, deviation_s: float) -> str:
+    return f"{duration_s * 1e9:.3g} ns (±{deviation_s * 1e9:.2g})"
 
 
 def _us(duration_s: float, deviation_s: float) -> str:

@@ -332,11 +332,11 @@ def _workers_object(view: CapacityView) -> dict[str, Any]:
 
 
 def _model_object(fit: Fit, view: CapacityView) -> dict[str, Any]:
-    """tau = base + per_stream*B + per_cell*K + per_prefill_token*F, and the standard deviation of each."""
-    names = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s")
+    """tau = base + per_stream*B + per_cell*K + per_prefill_token*F + per_read*(B+F)*K, and the spread of each."""
+    names = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s", "per_read_s")
     return {
         **{name: getattr(fit, name) for name in names},
-        "deviations": dict(zip(names, fit.deviations, strict=True)),
+        "deviations": dict(zip(names, (*fit.deviations, fit.read_deviation_s), strict=True)),
         "noise_s": fit.noise_s,
         "samples": view.fit_samples,
         "age_s": view.fit_age_s,

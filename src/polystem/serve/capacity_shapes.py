@@ -164,10 +164,11 @@ class Coefficients(Shape):
     per_stream_s: float
     per_cell_s: float
     per_prefill_token_s: float
+    per_read_s: float
 
 
 class ModelOfSteps(Coefficients):
-    """Seconds of a step = base + per_stream*B + per_cell*K + per_prefill_token*F."""
+    """Seconds of a step = base + per_stream*B + per_cell*K + per_prefill_token*F + per_read*(B+F)*K."""
 
     deviations: Coefficients
     noise_s: float

@@ -62,9 +62,9 @@ def _room(view: CapacityView) -> Iterator[Metric]:
 def _model(view: CapacityView) -> Iterator[Metric]:
     fit = view.fit
     family = GaugeMetricFamily("polystem_step_model_seconds", "The fitted step.", labels=["part", "kind"])
-    parts = ("base", "stream", "cell", "prefill_token")
-    means = (fit.base_s, fit.per_stream_s, fit.per_cell_s, fit.per_prefill_token_s)
-    for part, mean_s, deviation_s in zip(parts, means, fit.deviations, strict=True):
+    parts = ("base", "stream", "cell", "prefill_token", "read")
+    deviations = (*fit.deviations, fit.read_deviation_s)
+    for part, mean_s, deviation_s in zip(parts, fit.coefficients, deviations, strict=True):
         family.add_metric([part, "mean"], mean_s)
         family.add_metric([part, "deviation"], deviation_s)
     yield family

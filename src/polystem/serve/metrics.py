@@ -117,7 +117,12 @@ def _cell_gauges(now: FleetStatistics) -> Iterator[Metric]:
 
 def _work_gauges(now: FleetStatistics) -> Iterator[Metric]:
     engine = now.engine
-    turns = {"decoding": engine.decoding, "prefilling": engine.prefilling, "waiting": now.waiting}
+    turns = {
+        "decoding": engine.decoding,
+        "prefilling": engine.prefilling,
+        "waiting": now.waiting,
+        "paused": engine.paused,
+    }
     yield _by_label("polystem_turns_now", "Turns in progress, by what they do.", "state", turns)
     sessions = {"live": now.sessions_live, "idle": now.sessions_idle}
     yield _by_label("polystem_sessions", "Sessions that hold cells, by whether a turn runs.", "state", sessions)
