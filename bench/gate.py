@@ -200,7 +200,8 @@ def _each_arm(results: Results) -> Iterator[Figure]:
     for name, outcomes in results.contest.outcomes.items():
         where = f"{name}, {results.model}{' (on the front)' if name in best else ''}"
         yield Figure.of(f"wall, {where}", _values(outcomes, "wall_s"), "s")
-        yield Figure.of(f"share under the floor, {where}", _values(outcomes, "share_under"), "share")
+        if name != OURS:  # it has a goal, and stands above
+            yield Figure.of(f"share under the floor, {where}", _values(outcomes, "share_under"), "share")
     for name, outcomes in results.rounds.items():
         where = f"{name}, {results.model}"
         yield Figure.of(f"p50 of delivery from submission, {where}", _values(outcomes, "p50_from_submission_s"), "s")

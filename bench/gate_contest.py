@@ -24,6 +24,9 @@ NO_GATE, MEASURED_MEAN, OURS = "no gate", "measured mean", "floor gate"
 SLOWER = 1.05
 """An arm that takes so many times as long as ours does not do as well."""
 
+DISTURBED_LEAST_S = 20.0
+"""Twice what the floor may take to hold again: a floor that never does must not look as if it had in time."""
+
 
 def static(limit: int) -> str:
     """The name of the arm with a fixed number of workers."""
@@ -124,9 +127,9 @@ class Contest:
         return Rival(limit, len(marks), None, run.outcome)
 
     async def _disturbed(self, name: str, kind: str, limit_s: float) -> Disturbed:
-        """A third into the time that our undisturbed run takes, for as long again."""
-        third_s = statistics.median(outcome.wall_s for outcome in self.outcomes[OURS]) / 3
-        planned = disturbance(kind, self.load, after_s=third_s, lasts_s=third_s)
+        """A quarter into the time of our undisturbed run, for long enough to see whether the floor comes back."""
+        wall_s = statistics.median(outcome.wall_s for outcome in self.outcomes[OURS])
+        planned = disturbance(kind, self.load, after_s=wall_s / 4, lasts_s=max(wall_s / 2, DISTURBED_LEAST_S))
         arm = make_arm(name, self.floor_tps)
         run = await run_arm(self.machine, arm, planned.load, disturb=planned.disturb, limit_s=limit_s)
         outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
