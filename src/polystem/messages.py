@@ -98,8 +98,8 @@ class Request:
     `max_tokens` (replays need exact lengths). `template_args` reach the chat template as they are.
     `session_id` names the conversation whose KV may be continued; `pool_id` the shared prefix to grow from.
     `tenant` is on whose account it runs: tenants share a full machine evenly. `floor_tps` asks for a higher rate than
-    the fleet keeps for everybody; `admit_wait_s` is how long it waits to be let in, None as long as the fleet's own
-    setting says.
+    the fleet keeps for everybody, and counts when its worker is let in; `admit_wait_s` is how long that may take, None
+    as long as the fleet's own setting says.
     """
 
     id: str

@@ -17,7 +17,7 @@ from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
 from polystem.errors import AdmissionRefused, Draining
 from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.fleet.store import FleetStore
-from polystem.messages import Request
+from polystem.messages import Delta, Request
 from tests.fleet.support import Stage, asking, begun, created, everybody_reacts, few_at_once, played, run
 
 pytestmark = pytest.mark.anyio
@@ -29,17 +29,31 @@ PREFIX = "Handbook of the couriers, third edition. " * 2
 class Process(Stage):
     """A fleet with a store: before each step, what was said is written."""
 
-    store: FleetStore
+    store: HeldStore
 
     async def steps(self, number: int = 1) -> None:
         for _ in range(number):
-            await everybody_reacts()
-            await self.store.flushed()
-            await everybody_reacts()
+            await self._written()
             await self.clock.advance(1.0)
+        await self._written()
+
+    async def _written(self) -> None:
         await everybody_reacts()
-        await self.store.flushed()
+        await FleetStore.flushed(self.store)
         await everybody_reacts()
+
+
+class HeldStore(FleetStore):
+    """Answers that all is written only while `lets` is set."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.lets = asyncio.Event()
+        self.lets.set()
+
+    async def flushed(self) -> bool:
+        await self.lets.wait()
+        return await super().flushed()
 
 
 @asynccontextmanager
@@ -51,7 +65,7 @@ async def booted(
     sizes = ScriptedSettings(cells=cells, sequences=sequences, context_tokens=1024, prefill_chunk_tokens=64)
     engine = ScriptedEngine(sizes, clock=clock, step_cost=lambda _decoding, _cells, _prefilled: 1.0)
     chosen = FleetSettings(**settings)  # pyright: ignore[reportArgumentType]
-    store = FleetStore(path)
+    store = HeldStore(path)
     fleet = Fleet(engine, clock=clock, settings=chosen, floor=floor, store=store)
     await fleet.start()
     try:
@@ -92,16 +106,19 @@ async def test_places_and_admissions_survive_a_kill(tmp_path: Path) -> None:
     async with booted(tmp_path / "store", floor=few_at_once(2)) as first:
         for name in ("in one", "in two"):
             await played(first, of(name))
-        assert [await refused_place(first, name) for name in "abc"] == [0, 1, 2]
+        assert [await refused_place(first, name) for name in "cab"] == [0, 1, 2]
         left = left_by_a_kill(first.store.path)
     async with booted(left, floor=few_at_once(2)) as second:
         view = second.view
         assert (view.live, view.queued, view.absent, view.submitted) == (2, 3, 3, 5)
-        assert [await refused_place(second, name) for name in "cba"] == [2, 1, 0]
-        assert await refused_place(second, "newcomer") == 3
+        assert await refused_place(second, "a newcomer") == 3
+        assert [await refused_place(second, name) for name in "bac"] == [2, 1, 0]
         await played(second, of("in one"))
         assert second.view.submitted == 6
         second.audit()
+        left = left_by_a_kill(second.store.path)
+    async with booted(left, floor=few_at_once(2)) as third:
+        assert [await refused_place(third, name) for name in ("a newcomer", *"bac")] == [3, 2, 1, 0]
 
 
 async def test_who_waited_when_the_process_was_killed_keeps_its_place_too(tmp_path: Path) -> None:
@@ -134,7 +151,8 @@ async def test_a_continuation_of_a_worker_of_the_killed_process_is_not_refused(t
 async def test_what_a_worker_asked_for_binds_after_a_restart_as_well(tmp_path: Path) -> None:
     async with booted(tmp_path / "store", floor=FloorSettings()) as first:
         await played(first, of("a"))
-        await played(first, of("in", floor_tps=0.5))
+        heard = await played(first, of("in", floor_tps=0.5))
+        await played(first, asking((*heard.path, *b" go on"), session_id="in"))
         left = left_by_a_kill(first.store.path)
     async with booted(left, floor=FloorSettings()) as second:
         assert second.view.floor_tps == 0.5
@@ -191,6 +209,39 @@ async def test_a_transcript_is_written_before_its_turn_is_known_to_be_complete(t
         assert (session.session_id, session.tokens, session.cells) == ("a", len(await reading), 0)
         again = await played(second, asking((*await reading, *b" more"), session_id="a"))
         assert again.usage.cached_tokens == 0
+
+
+async def test_neither_a_refusal_nor_a_first_delta_is_told_before_it_is_written(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store", floor=few_at_once(1)) as process:
+        process.store.lets.clear()
+        tasks = [begun(process, of("in")), begun(process, of("out", admit_wait_s=0.0))]
+        await process.steps(20)
+        assert not any(task.done() for task in tasks)
+        assert process.engine.statistics().tokens_decoded == 0
+        process.store.lets.set()
+        await process.until_done(*tasks)
+        assert isinstance(tasks[1].exception(), AdmissionRefused)
+        assert tasks[0].result().usage.output_tokens == 4
+
+
+async def test_the_last_delta_is_not_handed_out_before_the_transcript_is_written(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store") as process:
+        pieces: list[Delta] = []
+
+        async def reader() -> None:
+            async with process.fleet.turn(of("a", 6)) as turn:
+                async for delta in turn:
+                    pieces.append(delta)
+
+        process.store.lets.clear()
+        reading = asyncio.create_task(reader())
+        await process.steps(20)
+        assert process.engine.statistics().decoding == 0
+        assert [len(piece.tokens) for piece in pieces] == [1] * 6
+        process.store.lets.set()
+        await process.steps(2)
+        assert reading.done()
+        assert pieces[-1].finish_reason == "length"
 
 
 async def test_a_turn_that_was_cut_leaves_what_is_certain(tmp_path: Path) -> None:

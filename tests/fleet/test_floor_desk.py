@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -300,15 +301,15 @@ async def test_a_client_that_leaves_while_its_turn_is_held_stays_a_worker() -> N
 async def test_the_longest_held_gives_up_its_cells_first_and_a_running_turn_never_does() -> None:
     """The shared prefix stays; what is their own comes back by prefill."""
     machine = Machine(base_s=0.04, per_stream_s=0.02)
-    floor = keeping(14.0, guarantee_min_sessions=4)
-    async with staged(cells=900, step_cost=machine, floor=floor) as stage:
+    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(14.0, guarantee_min_sessions=4), ladder=False))
+    async with staged(cells=1110, step_cost=machine, floor=floor) as stage:
         making = asyncio.create_task(stage.fleet.create_pool(prompt=PROMPT))
         await stage.until(making.done)
         pool_id = making.result().pool_id
         for name in "abc":
             task = begun(stage, asking(PROMPT + name * 60, 4, session_id=name, pool_id=pool_id))
             await stage.until(task.done)
-        runs = begun(stage, asking(PROMPT + "d", 90, session_id="d", pool_id=pool_id))
+        runs = begun(stage, asking(PROMPT + "d", 300, session_id="d", pool_id=pool_id))
         await stage.passes(1.0)
         held = {name: begun(stage, asking(PROMPT + name * 60, 4, session_id=name, pool_id=pool_id)) for name in "bca"}
         await stage.passes(0.5)
@@ -322,7 +323,7 @@ async def test_the_longest_held_gives_up_its_cells_first_and_a_running_turn_neve
         assert not runs.done()
         stage.audit()
         await stage.until(lambda: runs.done() and all(task.done() for task in held.values()))
-        assert runs.result().usage.output_tokens == 90
+        assert runs.result().usage.output_tokens == 300
         assert held["a"].result().usage.cached_tokens == len(PROMPT)
         assert held["b"].result().usage.cached_tokens > len(PROMPT)
 
@@ -356,6 +357,24 @@ async def foreign_stream(stage: Stage, number: int) -> None:
     prompt = await stage.engine.encode(request)
     async for _ in stage.engine.generate(request, prompt):
         pass
+
+
+async def test_a_turn_that_waits_for_its_pool_takes_no_seat() -> None:
+    async with staged(floor=few_at_once(1)) as stage:
+        making = asyncio.create_task(stage.fleet.create_pool(prompt="x" * 600))
+        await stage.steps()
+        (pool,) = stage.fleet.pools()
+        assert pool.state == "building"
+        waiting = begun(stage, asking("x" * 600 + "Go.", session_id="a", pool_id=pool.pool_id))
+        await stage.steps()
+        assert stage.view.submitted == 0
+        other = begun(stage, of("b"))
+        await stage.until_done(other)
+        assert not waiting.done()
+        await stage.until(making.done, step_s=1.0)
+        await stage.fleet.close_session("b")
+        await stage.until_done(waiting)
+        assert waiting.result().usage.shared_tokens == 600
 
 
 # --- closing, ending, expiring --------------------------------------------------------------------------------------
@@ -472,21 +491,34 @@ async def test_whoever_waits_is_told_when_the_engine_gives_up() -> None:
 
 async def test_the_prefill_budget_follows_the_floor_over_a_restart() -> None:
     machine = Machine(per_prefill_token_s=0.001)
-    async with staged(cells=4000, step_cost=machine, floor=keeping(10.0), restart_s=1.0) as stage:
+    async with staged(cells=4000, step_cost=machine, floor=keeping(10.0)) as stage:
         task = begun(stage, of("a", 200))
         await stage.passes(5.0)
         budget = stage.engine.prefill_budget_tokens
         assert 32 <= budget < 512
         assert stage.view.prefill_budget_tokens == budget
         stage.engine.set_prefill_budget(500)
+        desk = stage.fleet.floor_desk
+        assert desk is not None
+        desk.engine_restarted()
+        assert stage.engine.prefill_budget_tokens == budget
+        task.cancel()
+
+
+async def test_the_fleets_own_prefill_budget_is_never_exceeded() -> None:
+    async with staged(floor=keeping(0.1), prefill_budget_tokens=40) as stage:
+        task = begun(stage, of("a", 50))
+        await stage.steps(10)
+        budget = stage.view.prefill_budget_tokens
+        assert budget is not None
+        assert budget > 40
+        assert stage.engine.prefill_budget_tokens == 40
         stage.engine.die()
-        await stage.passes(2.0)
+        stage.engine.restart()
+        await everybody_reacts()
+        assert stage.engine.prefill_budget_tokens == 40
         with pytest.raises(EngineDied):
             await task
-        again = begun(stage, of("a", 5))
-        await stage.until(again.done)
-        assert stage.engine.prefill_budget_tokens == stage.view.prefill_budget_tokens
-        assert stage.engine.prefill_budget_tokens < 500
 
 
 # --- floors and reasons ---------------------------------------------------------------------------------------------
@@ -510,6 +542,18 @@ async def test_a_request_may_ask_for_a_higher_floor_and_then_all_keep_it() -> No
         await stage.until(task.done)
         await stage.fleet.close_session("a")
         assert stage.view.floor_tps == 5.0
+
+
+async def test_a_worker_that_was_let_in_goes_on_when_the_floor_is_raised_above_what_it_asks_for() -> None:
+    async with staged(step_cost=Machine(), floor=keeping(5.0)) as stage:
+        first = begun(stage, of("a", floor_tps=6.0))
+        await stage.until(first.done)
+        stage.fleet.set_floor(FloorPolicy(8.0))
+        second = begun(stage, asking((*first.result().path, *b"!"), session_id="a", floor_tps=6.0))
+        await stage.until(second.done)
+        assert second.result().usage.output_tokens == 4
+        with pytest.raises(FloorBelowServer):
+            await run(stage.fleet, of("b", floor_tps=6.0))
 
 
 async def test_an_advised_floor_lets_everybody_in_and_says_what_binds() -> None:
@@ -579,17 +623,23 @@ async def test_the_desk_sleeps_when_there_is_nothing_to_do() -> None:
         assert stage.fleet.capacity() is not before
 
 
-class Broken:
-    """A rule that fails."""
+@dataclass(slots=True)
+class Rule:
+    """A rule that says what it is told to; the answers are used up one by one, the last is kept."""
+
+    answers: list[Reason | Exception | None] = field(default_factory=lambda: [None])
 
     def blocks(self, state: GateState) -> Reason | None:
-        raise ZeroDivisionError("a rule that fails")
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 async def test_a_gate_that_fails_is_logged_and_answers_503_and_the_desk_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with staged(floor=FloorSettings(rule=Broken())) as stage:
+    async with staged(floor=FloorSettings(rule=Rule([ZeroDivisionError("a rule that fails")]))) as stage:
         await played(stage, of("a"))
         with pytest.raises(Unavailable, match="admission check failed") as caught:
             await run(stage.fleet, of("b"))
@@ -598,3 +648,31 @@ async def test_a_gate_that_fails_is_logged_and_answers_503_and_the_desk_goes_on(
         assert "a rule that fails" in caplog.text
         heard = await played(stage, of("a", 6))
         assert heard.usage.output_tokens == 6
+
+
+@pytest.mark.parametrize("name", ["b", None])
+async def test_an_arrival_that_the_gate_failed_at_leaves_nobody_in_it(name: str | None) -> None:
+    rule = Rule()
+    async with staged(floor=FloorSettings(rule=rule)) as stage:
+        await played(stage, of("a"))
+        rule.answers = [ZeroDivisionError()]
+        with pytest.raises(Unavailable):
+            await run(stage.fleet, asking(PROMPT, session_id=name))
+        rule.answers = [None]
+        assert (stage.view.live, stage.view.queued, stage.view.cancelled) == (1, 0, 1)
+        assert (await played(stage, of("c"))).usage.output_tokens == 4
+        stage.fleet.check_integrity()
+
+
+async def test_a_decision_that_fails_half_way_loses_nobody_whom_it_had_let_in() -> None:
+    rule = Rule()
+    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=None)) as stage:
+        await played(stage, of("a"))
+        rule.answers = ["floor"]
+        waiting = [begun(stage, of(name)) for name in "bc"]
+        await stage.steps(2)
+        rule.answers = [None, ZeroDivisionError(), None]
+        await stage.until_done(*waiting)
+        assert stage.fleet.statistics().floor_faults == 1
+        assert (stage.view.live, stage.view.queued) == (3, 0)
+        stage.fleet.check_integrity()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.engine.scripted.answer import spoken
 from polystem.errors import Conflict, EngineDied, EngineRestarting, NotFound, Saturated
+from polystem.fleet import FloorSettings
 from polystem.messages import Prompt, Request
-from tests.fleet.support import Heard, Stage, asking, everybody_reacts, run, staged
+from tests.fleet.support import Heard, Machine, Stage, asking, everybody_reacts, run, staged
 
 STEMS = ("north road " * 5, "north road " * 3 + "south road " * 3, "harbour and hill " * 2, "short")
 ALLOWED = (Saturated, EngineDied, EngineRestarting, Conflict, NotFound)
@@ -44,6 +46,8 @@ class Walk:
             max_tokens=None if c == 5 else 3 + a,
             session_id=session_id,
             pool_id=c - 1 if 0 < c < 4 else None,
+            tenant="ab"[a % 2],
+            admit_wait_s=(0.0, 2.0, None)[(a + b + c) % 3],
         )
         task = asyncio.create_task(self._heard(request))
         self.asked[task] = request
@@ -92,6 +96,16 @@ class Walk:
         self.paths.pop(f"s{a}", None)
         self.chores.append(asyncio.create_task(self.stage.fleet.close_session(f"s{a}")))
 
+    async def retune(self, a: int, b: int, c: int) -> None:
+        policy = self.stage.fleet.floor_policy()
+        assert policy is not None
+        if c < 3:
+            self.stage.fleet.set_max_workers(1 + a if b else None)
+        else:
+            self.stage.fleet.set_floor(replace(policy, floor_tps=0.5 + a / 4 if b else None))
+        for pool in self.stage.fleet.pools()[:b]:
+            self.stage.fleet.set_pool_policy(pool.pool_id, FloorPolicy(0.5 + a / 4))
+
     async def crash(self, a: int, b: int, c: int) -> None:
         if self.stage.engine.statistics().state == "ready":
             self.stage.engine.die()
@@ -113,6 +127,8 @@ class Walk:
         """Whatever just happened: the accounts add up, and what is in the cache was booked before."""
         self.stage.engine.check_integrity()
         self.stage.fleet.check_integrity()
+        if self.stage.fleet.floor_desk is not None:
+            self.stage.audit()
         stats = self.stage.fleet.statistics()
         cells = stats.cells
         assert cells.free + cells.pool + cells.private == cells.total
@@ -135,6 +151,17 @@ class Walk:
         self.check()
         assert not self.stage.fleet.statistics().running
         assert not self.stage.fleet.statistics().waiting
+        if self.stage.fleet.floor_desk is not None:
+            await self._empty()
+
+    async def _empty(self) -> None:
+        """When every session is closed, everybody who ever came is done or has given up."""
+        for n in range(6):
+            await self.stage.fleet.close_session(f"s{n}")
+        view = self.stage.view
+        assert (view.live, view.held, view.queued, view.running, view.paused) == (0, 0, 0, 0, 0)
+        assert view.submitted == view.done + view.cancelled
+        self.check()
 
     def _check_answer(self, request: Request, heard: Heard) -> None:
         """The answer belongs to this prompt and to no other."""
@@ -154,11 +181,18 @@ def moves(*names: str) -> st.SearchStrategy[list[Move]]:
 USUAL = ("turn", "turn", "turn", "step", "step", "cancel", "create", "release", "pin", "close", "uncreate")
 
 
-async def walk(taken: list[Move], *, cells: int, sequences: int, auto_pool: bool) -> None:
+async def walk(
+    taken: list[Move], *, cells: int, sequences: int, auto_pool: bool, floor: FloorSettings | None = None
+) -> None:
     sizes = {"cells": cells, "sequences": sequences, "context_tokens": 220}
     knobs = {"auto_pool": auto_pool, "auto_pool_min_tokens": 12, "auto_pools_max": 3, "growth_reserve_tokens": 16}
-    async with staged(**sizes, **knobs) as stage:  # pyright: ignore[reportArgumentType]
+    cost = Machine(base_s=0.4, per_stream_s=0.2, per_prefill_token_s=0.004) if floor else _a_second
+    async with staged(**sizes, **knobs, step_cost=cost, floor=floor) as stage:  # pyright: ignore[reportArgumentType]
         await Walk(stage).play(taken)
+
+
+def _a_second(_decoding: int, _cells: int, _prefilled: int) -> float:
+    return 1.0
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -176,3 +210,42 @@ def test_accounts_add_up_whatever_callers_do(taken: list[Move], cells: int, sequ
 @given(taken=moves(*USUAL, "crash", "restart", "restart"), cells=st.sampled_from((300, 2000)), auto=st.booleans())
 def test_accounts_add_up_through_crashes_and_nothing_is_mixed(taken: list[Move], cells: int, auto: bool) -> None:
     asyncio.run(walk(taken, cells=cells, sequences=8, auto_pool=auto))
+
+
+def hasty(**knobs: object) -> FloorSettings:
+    """A gate whose every clock runs out within a walk; two tokens/s are what two streams make."""
+    patience = GateSettings(
+        cold_samples=2, hold_after_s=1.0, cool_after_hold_s=2.0, session_ttl_s=40.0, place_kept_s=30.0, queue_limit=4
+    )
+    gate = replace(patience, **knobs)  # pyright: ignore[reportArgumentType]
+    return FloorSettings(gate=gate, admit_wait_s=6.0)
+
+
+GATES = {
+    "counting": hasty(),
+    "two at once": hasty(max_workers=2),
+    "a floor": hasty(policy=FloorPolicy(1.2, settle_tokens=3, settle_s=3.0)),
+    "a floor for two": hasty(policy=FloorPolicy(1.2, settle_s=1.0, guarantee_min_sessions=3), max_workers=3),
+    "advice": hasty(policy=FloorPolicy(1.2, mode="advisory")),
+}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    taken=moves(*USUAL, "retune"),
+    cells=st.sampled_from((260, 400, 2000)),
+    auto=st.booleans(),
+    gate=st.sampled_from(sorted(GATES)),
+)
+def test_nobody_is_lost_at_the_floor_gate(taken: list[Move], cells: int, auto: bool, gate: str) -> None:
+    asyncio.run(walk(taken, cells=cells, sequences=8, auto_pool=auto, floor=GATES[gate]))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    taken=moves(*USUAL, "crash", "restart", "restart"),
+    cells=st.sampled_from((300, 2000)),
+    gate=st.sampled_from(sorted(GATES)),
+)
+def test_nobody_is_lost_at_the_floor_gate_through_crashes(taken: list[Move], cells: int, gate: str) -> None:
+    asyncio.run(walk(taken, cells=cells, sequences=8, auto_pool=False, floor=GATES[gate]))

@@ -139,7 +139,17 @@ class Fleet:
         facts = FactsReader(self._ledger, self._sessions)
         roll = Roll(self._journal, self._clock, members_of(stored))
         self.floor_desk = FloorDesk(
-            gate, model, self.engine, self._clock, floor, facts, fits, self._policies, roll, self._offload
+            gate,
+            model,
+            self.engine,
+            self._clock,
+            floor,
+            facts,
+            fits,
+            self._policies,
+            roll,
+            self._offload,
+            self.settings.prefill_budget_tokens,
         )
         self.floor_desk.start()
 

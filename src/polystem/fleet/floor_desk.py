@@ -83,8 +83,9 @@ class Passage:
 
 
 class FloorDesk:
-    """The asyncio side of one floor gate. `offload` gives up the cells of a session that stands still.
+    """The asyncio side of one floor gate.
 
+    `offload` gives up the cells of a session that stands still. No prefill budget is above `most_budget_tokens`.
     `view` is what the gate showed of itself at the last tick. `faults` counts failures of the gate itself: they are
     logged, and the desk goes on.
     """
@@ -101,8 +102,10 @@ class FloorDesk:
         policies: PoolPolicies,
         roll: Roll,
         offload: Callable[[str], None],
+        most_budget_tokens: int | None = None,
     ) -> None:
         self._offload = offload
+        self._most_budget_tokens = most_budget_tokens
         self.gate = gate
         self._model = model
         self._engine = engine
@@ -163,8 +166,12 @@ class FloorDesk:
     # --- turns ----------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises FloorBelowServer where a request asks for less than is kept for everybody."""
-        check_floor(request.floor_tps, self.gate.policy)
+        """Raises FloorBelowServer where a new worker asks for less than is kept for everybody.
+
+        One that is known already asked when the floor may have been lower, and goes on.
+        """
+        if request.session_id is None or self.gate.state_of(request.session_id) is None:
+            check_floor(request.floor_tps, self.gate.policy)
 
     @asynccontextmanager
     async def passed(self, turn: Turn, cells: int) -> AsyncGenerator[Passage, None]:
@@ -203,11 +210,23 @@ class FloorDesk:
         """The gate's verdict. Raises Unavailable where the check itself fails."""
         if self._engine.statistics().state == "failed":
             raise EngineLost(self._engine.statistics().detail)
+        state = self.gate.state_of(ask.worker)
         try:
             return self.gate.arrive(ask, self._clock.now_s())
         except Exception as error:
             self._note_fault(error)
+            self._take_back(ask, was_known=state is not None)
             raise Unavailable("the admission check failed; look at the server's log", reason="gate_failed") from error
+
+    def _take_back(self, ask: Ask, *, was_known: bool) -> None:
+        """Undoes what a failed arrival may have left in the gate: nobody of this turn waits or runs."""
+        try:
+            if was_known:
+                self.gate.leave(ask.worker, self._clock.now_s(), keeps_place=ask.named)
+            else:
+                self.gate.close(ask.worker, self._clock.now_s(), cancelled=True)
+        except Exception as error:
+            self._note_fault(error)
 
     def _ask_for(self, turn: Turn, cells: int) -> Ask:
         request = turn.request
@@ -309,10 +328,27 @@ class FloorDesk:
         if self._engine.statistics().state != "ready":
             return
         try:
-            for action in self.gate.decide(self._clock.now_s()):
-                self._do(action)
+            actions = self.gate.decide(self._clock.now_s())
         except Exception as error:
             self._note_fault(error)
+            self._find_the_lost()
+            return
+        for action in actions:
+            try:
+                self._do(action)
+            except Exception as error:
+                self._note_fault(error)
+
+    def _find_the_lost(self) -> None:
+        """A decision that failed half way may have let turns in, or workers go, without saying so."""
+        now_s = self._clock.now_s()
+        for worker, passage in self._passages.items():
+            is_live = self.gate.state_of(worker) == "live"
+            if is_live and not passage.inside and self.gate.waiting(worker, now_s) is None:
+                self._let(passage, Go())
+        for worker in self._roll.workers():
+            if self.gate.state_of(worker) is None:
+                self._roll.gone(worker)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -325,8 +361,8 @@ class FloorDesk:
             case Offload(worker):
                 self._offload(worker)
             case SetBudget(tokens):
-                self._budget_tokens = tokens
-                self._engine.set_prefill_budget(tokens)
+                self._budget_tokens = min(tokens, self._most_budget_tokens or tokens)
+                self._engine.set_prefill_budget(self._budget_tokens)
             case Expire(worker) | Forget(worker):
                 self._roll.gone(worker)
 

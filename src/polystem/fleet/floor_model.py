@@ -101,4 +101,6 @@ def pessimistic_fit(info: EngineInfo) -> Fit:
 
 def _told(info: EngineInfo, name: str, otherwise: int) -> float:
     value = info.settings.get(name)
-    return float(value) if isinstance(value, int | float) and value > 0 else float(otherwise)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return float(otherwise)
+    return float(value)

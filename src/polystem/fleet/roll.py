@@ -38,6 +38,10 @@ class Roll:
         """Those who were let in and have not been closed since."""
         return self._admitted.keys()
 
+    def workers(self) -> Collection[str]:
+        """All who are on it now."""
+        return [*self._queued, *self._admitted]
+
     def queued(self, ask: Ask, floor_tps: float | None) -> None:
         """A turn waits. A continuation that is held stays admitted."""
         if not ask.named or ask.worker in self._admitted:
@@ -85,7 +89,9 @@ class Roll:
         ]
 
     def _as_asked(self, ask: Ask, floor_tps: float | None, known: Member | None) -> Member:
-        """The member with what this turn asks for; its place stays."""
+        """The member with what this turn asks for; its place stays, and from its admission on its floor too."""
+        if known is not None and ask.worker in self._admitted:
+            return replace(known, cells=ask.cells)
         if known is not None:
             return replace(known, tenant=ask.tenant, floor_tps=floor_tps, pool_id=ask.pool_id, cells=ask.cells)
         return Member(

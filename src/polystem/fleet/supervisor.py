@@ -64,6 +64,7 @@ class Supervisor:
             self.boot = boot
             self._tally.add(engine_restarts=1)
             self._keeper.forget()
+            self._apply_budget()
             self._on_restart()
 
     async def _watch(self) -> None:
@@ -73,7 +74,6 @@ class Supervisor:
             try:
                 boot = await self._engine.wait_restart(served_boot)
                 self.notice()
-                self._apply_budget()
                 await self._keeper.rebuild()
                 served_boot = boot
             except (EngineDied, EngineRestarting):
