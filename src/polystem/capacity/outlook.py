@@ -45,7 +45,7 @@ def capacity_view(parts: GateParts, seating: Seating, waits: Waits, now_s: float
         paused=len(roster.paused),
         foreign=parts.foreign,
         floor_tps=floor_tps,
-        floor_unreachable=floor_tps is not None and forecast.mean_s(1) > 1 / floor_tps,
+        floor_unreachable=seating.is_out_of_reach(floor_tps),
         under_floor=parts.ladder.under,
         settling=waits.settle_remaining_s(ask, now_s) is not None,
         settle_remaining_s=waits.settle_remaining_s(ask, now_s),
@@ -95,16 +95,18 @@ def outlook(parts: GateParts, seating: Seating, waits: Waits, ask: Ask, now_s: f
     """What this newcomer would meet."""
     roster, facts, forecast = parts.roster, parts.facts, parts.forecast
     live, running = len(roster.admitted), len(roster.running)
-    reason = _binding(parts, seating, ask, now_s)
+    reason = "kv headroom exhausted" if seating.never_fits(ask) else _binding(parts, seating, ask, now_s)
     place = parts.queue.length_for(ask.tenant)
     floor_tps = seating.told_floor_tps(ask)
     measured_tps, predicted_tps = parts.meter.measured_tps, 1 / forecast.mean_s(max(1, running))
     policy = seating.policy_of(ask)
     settle_s = waits.settle_remaining_s(ask, now_s)
     return Outlook(
-        can_admit=seating.keeps_out(ask, now_s) is None and not parts.draining and parts.queue.first() is None,
+        can_admit=seating.keeps_out(ask, now_s) is None
+        and not (parts.draining or seating.never_fits(ask))
+        and parts.queue.first() is None,
         reason=reason,
-        admissible=seating.room_for(ask, now_s),
+        admissible=0 if seating.never_fits(ask) else seating.room_for(ask, now_s),
         place=place,
         expected_wait_s=0.0 if reason is None else waits.expected_s(ask, place, reason, now_s),
         floor_tps=floor_tps,

@@ -76,7 +76,12 @@ class FloorRule:
     def blocks(self, state: GateState) -> Reason | None:
         if state.live < state.policy.guarantee_min_sessions:
             return self._no_room(state)
-        return self._out_of_reach(state) or self._not_yet(state) or self._no_room(state) or self.under_floor(state)
+        out_of_reach = None if self._is_cold(state) else self._out_of_reach(state)
+        blocked = out_of_reach or self._not_yet(state) or self._no_room(state)
+        if blocked:
+            return blocked
+        under = self.under_floor(state)
+        return "settling" if under and self._is_cold(state) else under
 
     def warming_most(self, live: int) -> int:
         """How many workers may warm at once."""
@@ -123,9 +128,12 @@ class FloorRule:
         floor_tps = state.floor_tps
         return "floor unreachable" if floor_tps is not None and state.forecast.mean_s(1) > 1 / floor_tps else None
 
+    def _is_cold(self, state: GateState) -> bool:
+        """Whether what the model says is no more than a guess yet."""
+        return state.samples < self._settings.cold_samples and state.now_s < state.settle_until
+
     def _not_yet(self, state: GateState) -> Reason | None:
-        cold = state.samples < self._settings.cold_samples and state.now_s < state.settle_until
-        if cold and state.running:
+        if state.running and self._is_cold(state):
             return "settling"
         if state.held or state.on_hold or state.under_floor:
             return "saturated, hold"

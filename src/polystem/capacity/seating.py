@@ -75,8 +75,19 @@ class Seating:
             return None
         state = self.state_for(ask, floor_tps, now_s)
         if not state.live:
-            return "floor unreachable" if state.forecast.mean_s(1) > 1 / floor_tps else None
+            return "floor unreachable" if self.is_out_of_reach(floor_tps) else None
         return self._parts.rule.blocks(state)
+
+    def is_out_of_reach(self, floor_tps: float | None) -> bool:
+        """Whether one alone would be under the floor, once enough was seen of the engine to say so."""
+        parts = self._parts
+        known = parts.model.samples >= parts.settings.cold_samples
+        return floor_tps is not None and known and parts.forecast.mean_s(1) > 1 / floor_tps
+
+    def never_fits(self, ask: Ask) -> bool:
+        """Whether it is larger than all cells beside the pools, so that no wait helps."""
+        facts = self._parts.facts
+        return 0 < facts.cells_total < facts.pool_cells + ask.cells
 
     def state_for(self, ask: Ask, floor_tps: float | None, now_s: float, kept_seats: int = 0) -> GateState:
         """What a rule sees of this newcomer."""

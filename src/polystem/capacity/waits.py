@@ -35,10 +35,10 @@ class Waits:
         return None
 
     def expected_s(self, ask: Ask, place: int, reason: Reason | None, now_s: float) -> float:
-        """How long place `place` of the queue will wait."""
+        """How long place `place` of the queue will wait: for seats, or where there is room, for others to settle."""
         live = len(self._parts.roster.admitted)
         wait_s = (place + 1) * self.residence_s(now_s) / max(1, live)
-        if reason not in ("settling", "warming"):
+        if reason not in (None, "queue", "settling", "warming"):
             return wait_s
         return min(wait_s, self._settling_s(ask, place, now_s))
 
@@ -68,10 +68,15 @@ class Waits:
 
     def _settling_s(self, ask: Ask, place: int, now_s: float) -> float:
         """Newcomers settle so many at a time; until the gate has its samples, none comes in."""
-        parts = self._parts
-        each_s = parts.estimate.settle_s.known or self._seating.policy_of(ask).settle_s
+        parts, policy = self._parts, self._seating.policy_of(ask)
+        rate_tps = parts.meter.measured_tps or self._seating.told_floor_tps(ask) or 1.0
+        each_s = parts.estimate.settle_s.known
+        if each_s is None:
+            each_s = min(policy.settle_s, policy.settle_tokens / rate_tps)
         at_once = parts.floor_rule.warming_most(len(parts.roster.admitted))
-        return (self.settle_remaining_s(ask, now_s) or 0.0) + (place + 1) * each_s / at_once
+        samples_s = max(0, parts.settings.cold_samples - parts.model.samples) / rate_tps
+        cold_s = min(self.settle_remaining_s(ask, now_s) or 0.0, samples_s)
+        return cold_s + (place + 1) * each_s / at_once
 
     def _of_held(self, worker: Worker, now_s: float) -> Wait:
         """Turns ahead of a held one, each as long as a mean turn; paused ones go before those that wait."""
