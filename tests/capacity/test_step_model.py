@@ -144,15 +144,17 @@ def test_forty_steps_after_a_start_the_order_of_magnitude_of_the_prior_no_longer
         assert abs(error(model, engine, of(1))) < 0.1
 
 
+@pytest.mark.parametrize("machine", ["small", "middling", "bound by attention"])
 @pytest.mark.parametrize("scale", [0.03, 0.3, 3.0, 30.0])
-def test_a_boot_that_begins_with_a_pools_prompt_knows_what_it_has_not_seen(scale: float) -> None:
-    a, b, c, d, e = (scale * each for each in MACHINES["middling"])
-    for seed in range(5):
-        engine = Engine((a, b, c, d, e), noise=0.08, seed=seed)
+def test_a_boot_that_begins_with_a_pools_prompt_knows_what_it_has_not_seen(machine: str, scale: float) -> None:
+    """Whatever the first guess was worth: four streams are bounded after one was seen, and not beyond all measure."""
+    a, b, c, d, e = (scale * each for each in MACHINES[machine])
+    for seed in range(3):
+        engine = Engine((a, b, c, d, e), noise=0.08, spikes=0.01, seed=seed)
         model = StepModel(PRIOR)
         engine.teach(model, [StepLoad(0, 512 * (piece + 1), 512) for piece in range(3)])
         engine.teach(model, [of(1)] * 40)
-        assert model.upper_s(of(4)) > engine.true_s(of(4))
+        assert engine.true_s(of(4)) < model.upper_s(of(4)) < 2.2 * engine.true_s(of(4))
         engine.teach(model, [of(2, 32)] * 5 + [of(2)] * 20)
         assert abs(error(model, engine, of(3))) < 0.15
         assert abs(error(model, engine, of(3, 64))) < 0.3
@@ -197,12 +199,14 @@ def test_a_change_of_the_machines_tempo_is_found_soon(step_s: float, within: int
         assert abs(error(model, engine, of(7))) < 0.20
 
 
-def test_a_long_prompt_that_costs_more_than_short_ones_says_nothing_about_streams() -> None:
-    a, b, c, d, e = MACHINES["middling"]
+@pytest.mark.parametrize("machine", ["small", "middling", "bound by attention"])
+@pytest.mark.parametrize("factor", [0.4, 1.6])
+def test_a_long_prompt_that_costs_another_price_says_nothing_about_streams(machine: str, factor: float) -> None:
+    a, b, c, d, e = MACHINES[machine]
     engine = Engine((a, b, c, d, e), noise=0.05)
     model = StepModel(PRIOR)
     engine.teach(model, scheduled(1000))
-    engine.coefficients = (a, b, c, 1.6 * d, e)
+    engine.coefficients = (a, b, c, factor * d, e)
     for _ in range(60):
         engine.teach(model, [of(4, 256)])
         assert abs(error(model, engine, of(4))) < 0.1
@@ -326,6 +330,25 @@ def test_a_fit_that_was_kept_is_where_the_next_boot_begins() -> None:
     assert engine.true_s(of(8)) < second.upper_s(of(8)) < 1.3 * engine.true_s(of(8))
 
 
+def test_a_kept_fit_of_another_tempo_is_corrected_within_the_first_steps_however_fast_they_are() -> None:
+    engine = Engine(MACHINES["bound by attention"], noise=0.05)
+    first = StepModel(PRIOR)
+    engine.teach(first, scheduled(1000))
+    second = StepModel(first.fit, StepModelSettings(start_together=0.02, start_each=0.01))
+    engine.tempo = 3.0
+    engine.teach(second, [of(1)] * 20)
+    assert abs(error(second, engine, of(1))) < 0.1
+
+
+def test_the_bound_after_a_change_of_tempo_is_that_of_the_new_one() -> None:
+    engine = Engine(MACHINES["middling"], noise=0.02)
+    model = StepModel(PRIOR)
+    engine.teach(model, scheduled(600))
+    engine.tempo = 1.5
+    engine.teach(model, [of(4)] * 60)
+    assert engine.true_s(of(4)) < model.upper_s(of(4)) < 1.08 * engine.true_s(of(4))
+
+
 def test_a_step_without_a_length_teaches_nothing() -> None:
     model = StepModel(PRIOR)
     before = model.fit
@@ -333,6 +356,16 @@ def test_a_step_without_a_length_teaches_nothing() -> None:
         model.learn(of(2), took_s, 1.0)
     assert model.fit == before
     assert model.samples == 0
+
+
+def test_a_clock_that_goes_back_makes_nothing_surer() -> None:
+    engine = Engine(MACHINES["middling"])
+    back, still = StepModel(PRIOR), StepModel(PRIOR)
+    for at, load in enumerate(scheduled(100)):
+        took_s = engine.step(load)
+        back.learn(load, took_s, -10.0 * at)
+        still.learn(load, took_s, 0.0)
+    assert back.fit == still.fit
 
 
 def test_a_clock_that_stands_still_does_no_harm() -> None:
@@ -348,7 +381,7 @@ def test_a_clock_that_stands_still_does_no_harm() -> None:
 @given(st.integers(1, 32), st.floats(0.5, 200))
 @settings(deadline=None)
 def test_a_prefill_budget_keeps_the_floor_or_is_the_least(streams: int, floor_tps: float) -> None:
-    model = StepModel(Fit(0.01, 0.001, 1e-6, 0.0005, (0.0, 0.0, 0.0, 0.0), 100, 0.001))
+    model = StepModel(Fit(0.01, 0.001, 1e-6, 0.0005, (0.0, 0.0, 0.0, 0.0), 100, 0.001, per_read_s=2e-7))
     budget = model.prefill_budget_tokens(of(streams), floor_tps, least=32, most=512)
     assert 32 <= budget <= 512
     step_s = model.mean_s(of(streams, budget))
