@@ -391,6 +391,12 @@ def test_a_prefill_budget_keeps_the_floor_or_is_the_least(streams: int, floor_tp
         assert model.mean_s(of(streams, budget + 1)) > 0.97 / floor_tps
 
 
+def test_a_prompt_token_costs_what_it_adds_to_the_step() -> None:
+    fit = Fit(0.01, 0.001, 1e-6, 0.0005, (0.0, 0.0, 0.0, 0.0), 100, 0.001, per_read_s=2e-7)
+    added_s = fit.mean_s(StepLoad(3, 2000, 8)) - fit.mean_s(StepLoad(3, 2000, 7))
+    assert fit.prompt_token_s(2000) == pytest.approx(added_s)
+
+
 def test_prompts_have_the_whole_step_where_nobody_decodes_or_they_cost_nothing() -> None:
     model = StepModel(PRIOR)
     assert model.prefill_budget_tokens(of(0), 1e6, least=32, most=512) == 512

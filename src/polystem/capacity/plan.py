@@ -1,7 +1,9 @@
 """How many workers of a shape a floor allows, and which floor so many workers allow: from a fit, without an engine.
 
-It applies the gate's own four conditions to a crowd of equal workers. Knows no queue and no time.
-Invariant: `floor_for(n)` is the highest floor at which the gate lets n of them in.
+It applies the gate's conditions of floor, burst, cells and seats to a crowd of equal workers that have grown to their
+size. Knows no queue and no time. The gate may stop earlier: it also looks ahead at how contexts grow just now, and lets
+nobody in who would make all together slower by far.
+Invariant: `floor_for(n)` is the highest floor at which these conditions let n of them in.
 """
 
 from __future__ import annotations
@@ -220,7 +222,7 @@ class PlanCurve:
         A cycle takes Z + prompt + L*tau/(1-rho): longer the more rho is, so turns/s fall with it. The one crossing is
         bisected.
         """
-        prompt_s = (self.fit.per_prefill_token_s + self.fit.per_read_s * cells) * self.shape.result_tokens
+        prompt_s = self.fit.prompt_token_s(cells) * self.shape.result_tokens
         low, high = 0.0, _MOST_PREFILL_SHARE if prompt_s else 0.0
         while high - low > _CLOSE:
             share = (low + high) / 2

@@ -144,6 +144,10 @@ class Fit:
             + self.per_read_s * load.reads
         )
 
+    def prompt_token_s(self, cells_read: int) -> float:
+        """What one prompt token adds to a step that reads so many cells."""
+        return self.per_prefill_token_s + self.per_read_s * cells_read
+
     def covariance(self) -> Covariance:
         """Of the coefficients, in seconds squared."""
         a, b, c, d = self.deviations

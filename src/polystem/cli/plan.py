@@ -33,7 +33,7 @@ under: predicted share of stream time under it; worst: tokens/s of each when all
 HELP = """Say how many agents of a shape this machine carries at a floor, and which floor so many agents allow.
 
 No engine is started. The answer comes from the step times that `polystem serve` measured for this model on this machine
-and kept, by the same rules by which its gate admits workers.
+and kept, by the gate's rules for workers that have grown to their size, with its defaults.
 
   polystem plan --prefix-tokens 1216 --private-tokens 400 --turn-tokens 28 --think-s 2
 
@@ -41,7 +41,8 @@ and kept, by the same rules by which its gate admits workers.
 
 A worker shares a prefix of P tokens, holds S cells of its own, decodes L tokens a turn, and then works in its tools for
 Z seconds. Two rules come from the floor: streams are under it for at most 5 percent of their time, and even if all
-decoded at once nobody would fall below half of it. Two come from the engine: cells, and sequences.
+decoded at once nobody would fall below half of it. Two come from the engine: cells, and sequences. The gate may stop
+earlier, for contexts that grow fast or where one more would slow all together by far.
 """
 
 ModelFlag = Annotated[str, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
