@@ -186,12 +186,10 @@ class AdmissionRefused(Saturated):
     ) -> None:  # fmt: skip
         whose = "" if pool_id is None else f"pool {pool_id} "
         floor = "" if floor_tps is None else f" (floor {floor_tps:g} tokens/s)"
-        kept = "" if place is None else f"; {place} ahead of it, its place is kept"
-        super().__init__(
-            f"{whose}admission rejected: {reason}{floor}{kept}; "
-            f"retry after {retry_after_s:.1f} s with the same session_id",
-            retry_after_s=retry_after_s,
-        )
+        retry = f"retry after {retry_after_s:.1f} s"
+        if place is not None:
+            retry = f"{place} ahead of it, its place is kept; {retry} with the same session_id"
+        super().__init__(f"{whose}admission rejected: {reason}{floor}; {retry}", retry_after_s=retry_after_s)
         self.reason = reason
         self.place = place
         self.floor_tps = floor_tps

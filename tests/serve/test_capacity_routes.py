@@ -137,6 +137,13 @@ async def test_a_request_may_ask_for_a_higher_floor_and_not_for_a_lower_one() ->
     assert "15 tokens/s" in error["message"]
 
 
+@pytest.mark.parametrize("asked_tps", [0, 0.0005, 1e7])
+async def test_a_floor_that_no_stream_has_is_refused(asked_tps: float) -> None:
+    async with serving() as served:
+        answer = await served.chat(floor_tps=asked_tps)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "floor_tps")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_floor_only_warns_the_answer_says_how_many_more_there_is_room_for(stream: bool) -> None:
     async with serving(floor=floor(floor_tps=1000, on_saturation="warn")) as served:

@@ -21,12 +21,11 @@ from polystem.fleet import Fleet, FleetStatistics, FloorSettings
 from polystem.fleet.floor_desk import UNNAMED
 from polystem.pool import PoolView
 from polystem.serve.facts import NO_POOL_ID
-from polystem.serve.fields import FLOOR_TPS_MAX, TOKEN_ID_MAX, Body
+from polystem.serve.fields import FLOOR_TPS_MAX, FLOOR_TPS_MIN, TOKEN_ID_MAX, Body
 
 UNMEASURED = -1
 COUNT_MAX = 1_000_000
 SETTLE_MS_MAX = 3_600_000
-FLOOR_TPS_MIN = 1e-3
 RAMP_START, RAMP_WIDTH = 0.70, 0.30
 
 

@@ -17,13 +17,13 @@ TOP_LOGPROBS_MAX = 20
 INT64_MAX = 2**63 - 1
 TOKEN_ID_MAX = 2**31 - 1
 TOKEN_ID_DIGITS_MAX = len(str(TOKEN_ID_MAX))
-FLOOR_TPS_MAX = 1e6
+FLOOR_TPS_MIN, FLOOR_TPS_MAX = 1e-3, 1e6
 NO_KEY_TENANT = "default"
 SECONDS_MAX = 86400.0
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
-FloorTps = Annotated[float, Field(gt=0, le=FLOOR_TPS_MAX)]
+FloorTps = Annotated[float, Field(ge=FLOOR_TPS_MIN, le=FLOOR_TPS_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 StopText = Annotated[str, Field(min_length=1)]
 
