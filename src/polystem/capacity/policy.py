@@ -24,7 +24,9 @@ def _check_range(name: str, value: float | None, least: float, most: float) -> N
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ConfigError(f"{name} is {value!r}, it must be one of {', '.join(known)}", hint=f"mend {name}")
+        raise ConfigError(
+            f"{name} is {value!r}, it must be one of {', '.join(known)}", hint=f"set it to {' or '.join(known)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class FloorPolicy:
     prefill_max_slots: int | None = None
 
     def __post_init__(self) -> None:
-        _check_one_of("mode", self.mode, ("advisory", "enforced"))
+        _check_one_of("floor_mode", self.mode, ("advisory", "enforced"))
         _check_one_of("on_saturation", self.on_saturation, ("reject", "warn"))
         _check_range("floor_tps", self.floor_tps, 1e-3, 1e6)
         _check_range("guarantee_min_sessions", self.guarantee_min_sessions, 1, 1_000_000)
@@ -116,9 +118,9 @@ class GateSettings:
     offload_share: float = 0.02
     turn_margin: float = 0.97
     growth_s: float = 10.0
-    least_gain: float = 0.97
+    least_gain: float = 0.8
     gain_after_workers: int = 4
-    chunk_min_tokens: int = 8
+    chunk_min_tokens: int = 32
     chunk_max_tokens: int = 512
     session_ttl_s: float = 300.0
     place_kept_s: float = 300.0

@@ -137,7 +137,8 @@ class FloorRule:
             return "settling"
         if state.held or state.on_hold or state.under_floor:
             return "saturated, hold"
-        if state.warming >= self.warming_most(state.live):
+        unseen = state.live + 1 + state.foreign > state.most_seen  # else it is known what so many do to each other
+        if unseen and state.warming >= self.warming_most(state.live):
             return "warming"
         most = state.policy.prefill_max_slots
         return "warming" if most is not None and state.prefilling >= most else None
