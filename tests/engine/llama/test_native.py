@@ -85,3 +85,30 @@ def test_a_batch_without_room_changes_nothing(bundled_model: Path) -> None:
     assert (context.held_tokens(0), context.held_tokens(1)) == (250, 0)
     context.close()
     model.close()
+
+
+class ToldModel(NativeModel):
+    """A model of which only the values of its file are known."""
+
+    def __init__(self, **values: int) -> None:
+        self._values = {f"llama.{name.replace('__', '.')}": str(value) for name, value in values.items()}
+
+    def metadata(self, key: str) -> str | None:
+        return "llama" if key == "general.architecture" else self._values.get(key)
+
+
+PLAIN = {"block_count": 28, "embedding_length": 1024, "attention__head_count": 16, "attention__head_count_kv": 8}
+
+
+def test_a_cell_holds_keys_and_values_of_all_layers() -> None:
+    assert ToldModel(**PLAIN).cell_bytes() == 28 * 8 * (64 + 64) * 2
+    assert ToldModel(**PLAIN).cell_bytes("q8_0", "f32") == 28 * 8 * (64 * 34 // 32 + 64 * 4)
+
+
+def test_heads_wider_than_their_part_of_the_width_count_as_they_are() -> None:
+    wide = ToldModel(**PLAIN, attention__key_length=128, attention__value_length=96)
+    assert wide.cell_bytes() == 28 * 8 * (128 + 96) * 2
+
+
+def test_a_file_that_does_not_tell_its_shape_has_cells_of_unknown_size() -> None:
+    assert ToldModel(block_count=28).cell_bytes() is None

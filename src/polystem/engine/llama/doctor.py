@@ -169,29 +169,9 @@ def _model(patient: Patient) -> Iterator[Finding]:
             yield Finding(
                 "chat template", "note", "the file has none: /v1/chat/completions is refused", "give --chat-template"
             )
-        yield _fit(patient, path.stat().st_size, _cell_bytes(model))
+        yield _fit(patient, path.stat().st_size, model.cell_bytes())
     finally:
         model.close()
-
-
-def _cell_bytes(model: NativeModel) -> int | None:
-    """Memory of one KV cell in f16; None where the file does not say enough."""
-    kind = model.metadata("general.architecture") or ""
-    layers, heads, heads_kv, width, key, value = (
-        _whole(model.metadata(f"{kind}.{name}"))
-        for name in (
-            "block_count", "attention.head_count", "attention.head_count_kv", "embedding_length",
-            "attention.key_length", "attention.value_length",
-        )
-    )  # fmt: skip
-    if not (layers and heads and width):
-        return None
-    head = width // heads
-    return 2 * layers * (heads_kv or heads) * ((key or head) + (value or head))
-
-
-def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 def _fit(patient: Patient, model_bytes: int, cell_bytes: int | None) -> Finding:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polystem.engine.llama.cuts import TagCuts
-from polystem.engine.llama.settings import LlamaSettings
+from polystem.engine.llama.settings import CacheType, LlamaSettings
 from polystem.errors import ConfigError, EngineBuildError, ModelFileError
 
 try:
@@ -139,7 +139,7 @@ class MemoryKind:
             )
 
 
-_CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+_CACHE_BYTES: dict[CacheType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """Bytes of one value; quantised types hold 32 values and a scale in a block."""
 
 
@@ -185,12 +185,21 @@ class NativeModel:
         """Size of all tensors."""
         return int(_ll.llama_model_size(self.pointer))
 
-    def cell_bytes(self, settings: LlamaSettings) -> int:
-        """Size of the keys and values of one token, all layers together."""
-        heads, kv_heads = _ll.llama_model_n_head(self.pointer), _ll.llama_model_n_head_kv(self.pointer)
-        width = _ll.llama_model_n_embd(self.pointer) * kv_heads / max(1, heads)
-        each = _CACHE_BYTES[settings.k_type] + _CACHE_BYTES[settings.v_type]
-        return round(_ll.llama_model_n_layer(self.pointer) * width * each)
+    def cell_bytes(self, k_type: CacheType = "f16", v_type: CacheType = "f16") -> int | None:
+        """Memory of one KV cell, all layers together; None where the file does not say enough."""
+        kind = self.metadata("general.architecture") or ""
+        layers, heads, heads_kv, width, key, value = (
+            _whole(self.metadata(f"{kind}.{name}"))
+            for name in (
+                "block_count", "attention.head_count", "attention.head_count_kv", "embedding_length",
+                "attention.key_length", "attention.value_length",
+            )
+        )  # fmt: skip
+        if not (layers and heads and width):
+            return None
+        head = width // heads
+        each = (key or head) * _CACHE_BYTES[k_type] + (value or head) * _CACHE_BYTES[v_type]
+        return round(layers * (heads_kv or heads) * each)
 
     def chat_template(self) -> str:
         """The template in the file, empty if it has none."""
@@ -209,6 +218,10 @@ class NativeModel:
         if self.pointer:
             _ll.llama_model_free(self.pointer)
             self.pointer = None
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 def _check_gguf(path: Path) -> None:

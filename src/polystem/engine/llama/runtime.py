@@ -55,7 +55,7 @@ def _run_model(
             "build": library_build(),
             "cells_physical": context.physical_cells,
             "weight_bytes": model.weight_bytes,
-            "kv_bytes_per_cell": model.cell_bytes(settings),
+            "kv_bytes_per_cell": model.cell_bytes(settings.k_type, settings.v_type),
         }
         ship([(LOOP_TICKET, READY, facts)], None)
         loop.run()
