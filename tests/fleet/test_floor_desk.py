@@ -19,6 +19,7 @@ from tests.fleet.support import (
     Stage,
     asking,
     begun,
+    created,
     everybody_reacts,
     few_at_once,
     keeping,
@@ -491,18 +492,20 @@ async def test_whoever_waits_is_told_when_the_engine_gives_up() -> None:
 
 async def test_the_prefill_budget_follows_the_floor_over_a_restart() -> None:
     machine = Machine(per_prefill_token_s=0.001)
-    async with staged(cells=4000, step_cost=machine, floor=keeping(10.0)) as stage:
+    async with staged(cells=4000, step_cost=machine, floor=keeping(10.0), prefill_budget_tokens=500) as stage:
         task = begun(stage, of("a", 200))
         await stage.passes(5.0)
         budget = stage.engine.prefill_budget_tokens
-        assert 32 <= budget < 512
+        assert 8 <= budget < 500
         assert stage.view.prefill_budget_tokens == budget
-        stage.engine.set_prefill_budget(500)
-        desk = stage.fleet.floor_desk
-        assert desk is not None
-        desk.engine_restarted()
+        stage.engine.die()
+        await everybody_reacts()
+        with pytest.raises(EngineDied):
+            await task
+        stage.engine.set_prefill_budget(400)
+        stage.engine.restart()
+        await everybody_reacts()
         assert stage.engine.prefill_budget_tokens == budget
-        task.cancel()
 
 
 async def test_the_fleets_own_prefill_budget_is_never_exceeded() -> None:
@@ -593,6 +596,25 @@ async def test_the_floor_and_the_limit_on_workers_can_be_set_at_run_time() -> No
         assert stage.fleet.max_workers() is None
 
 
+async def test_a_floor_that_is_lowered_is_lowered_for_workers_of_pools_too() -> None:
+    async with staged(step_cost=Machine(), floor=keeping(20.0, guarantee_min_sessions=3)) as stage:
+        making = asyncio.create_task(stage.fleet.create_pool(prompt=PROMPT))
+        await stage.until(making.done)
+        pool_id = making.result().pool_id
+        stage.fleet.set_pool_policy(pool_id, FloorPolicy(6.0))
+        turns = [
+            begun(stage, of("a", pool_id=pool_id)),
+            begun(stage, of("b", floor_tps=20.0)),
+        ]
+        await stage.until(lambda: all(task.done() for task in turns))
+        stage.fleet.set_floor(FloorPolicy(3.0))
+        assert stage.view.floor_tps == 20.0
+        await stage.fleet.close_session("b")
+        assert stage.view.floor_tps == 6.0
+        await stage.fleet.close_session("a")
+        assert stage.view.floor_tps == 3.0
+
+
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
@@ -621,6 +643,21 @@ async def test_the_desk_sleeps_when_there_is_nothing_to_do() -> None:
         assert stage.fleet.capacity() is before
         await played(stage, asking(PROMPT))
         assert stage.fleet.capacity() is not before
+
+
+async def test_a_view_shows_pools_that_come_and_go_while_no_worker_is_there() -> None:
+    async with staged(floor=FloorSettings()) as stage:
+        await stage.steps(3)
+        pool_id = await created(stage, "x" * 200)
+        await stage.steps()
+        view = stage.fleet.capacity()
+        assert view is not None
+        assert (view.pool_cells, view.cells_used, view.prefilling) == (200, 200, 0)
+        await stage.fleet.release_pool(pool_id)
+        await stage.steps()
+        view = stage.fleet.capacity()
+        assert view is not None
+        assert (view.pool_cells, view.cells_used) == (0, 0)
 
 
 @dataclass(slots=True)

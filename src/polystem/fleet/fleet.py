@@ -394,7 +394,9 @@ class Fleet:
             raise BadRequest(f"the prefix has {len(path)} tokens, expect_len says {expect_tokens}", param="expect_len")
         self._planner.check_pool(path, self.engine.info.context_tokens)
         self._supervisor.notice()
+        self._wake_desk()
         pool = await self._keeper.create(path, pinned=pin, ephemeral=ephemeral, owner=session_id, shared=shared)
+        self._wake_desk()
         await self._journal.flushed()
         return self._ledger.view(pool)
 
@@ -436,6 +438,11 @@ class Fleet:
     def _pool_released(self, pool: Pool) -> None:
         self._policies.set(pool.pool_id, None)
         self._journal.pool_gone(pool.pool_id)
+        self._wake_desk()
+
+    def _wake_desk(self) -> None:
+        if self.floor_desk is not None:
+            self.floor_desk.wake()
 
     # --- the floor ------------------------------------------------------------------------------------------------
 
@@ -470,7 +477,10 @@ class Fleet:
         return self._policies.of(self._ledger.tree.get(pool_id).pool_id)
 
     def set_pool_policy(self, pool_id: int, policy: FloorPolicy | None) -> None:
-        """Sets what those who name this pool ask for from now on. Raises PoolNotFound, ConfigError."""
+        """Sets what those who name this pool ask for from now on. Raises PoolNotFound, ConfigError.
+
+        While the server enforces a floor, the pool's `guarantee_min_sessions` has no effect: nobody is let in below it.
+        """
         pool = self._ledger.tree.get(pool_id)
         self._floor()
         self._policies.set(pool_id, policy)

@@ -130,7 +130,7 @@ class FloorDesk:
         """Begins to look at the engine, for as long as there is anything to do."""
         self.gate.restore(self._roll.restored(self.gate.policy, self._policies), self._clock.now_s())
         self._ticker = asyncio.create_task(self._tick_on(), name="floor-desk")
-        self._something_to_do.set()
+        self.wake()
 
     async def aclose(self) -> None:
         """Stops looking, stores the fit. Safe to call twice, and before `start`."""
@@ -144,6 +144,10 @@ class FloorDesk:
         self._closed = error
         self.gate.drain()
         self._turn_away(error)
+
+    def wake(self) -> None:
+        """Something has changed that the next view must show."""
+        self._something_to_do.set()
 
     def engine_lost(self, detail: str) -> None:
         """The engine will not come back: whoever waits is told."""
@@ -161,7 +165,7 @@ class FloorDesk:
             passage.going.set()
         if self._budget_tokens is not None:
             self._engine.set_prefill_budget(self._budget_tokens)
-        self._something_to_do.set()
+        self.wake()
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -203,7 +207,7 @@ class FloorDesk:
         else:
             self._roll.queued(ask, turn.request.floor_tps)
         self._act()
-        self._something_to_do.set()
+        self.wake()
         return passage
 
     def _checked(self, ask: Ask) -> Go | Wait | Refused:
@@ -302,7 +306,7 @@ class FloorDesk:
         except Exception as error:
             self._note_fault(error)
         self._act()
-        self._something_to_do.set()
+        self.wake()
 
     def close_worker(self, worker: str) -> bool:
         """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
@@ -314,7 +318,7 @@ class FloorDesk:
         found = self.gate.close(worker, self._clock.now_s(), cancelled=queued)
         self._roll.gone(worker)
         self._act()
-        self._something_to_do.set()
+        self.wake()
         return found
 
     def knows(self, worker: str) -> bool:
@@ -414,7 +418,8 @@ class FloorDesk:
 
     def _is_idle(self) -> bool:
         view = self.view
-        return not (self._passages or view.queued or view.live or view.held or view.decoding or view.foreign)
+        workers = self._passages or view.queued or view.live or view.held
+        return not (workers or view.decoding or view.foreign or view.prefilling or view.prefill_backlog_tokens)
 
     def _note_fault(self, error: Exception) -> None:
         self.faults += 1
@@ -426,13 +431,13 @@ class FloorDesk:
         """Replaces what holds for everybody."""
         self.gate.set_policy(policy)
         self._tick()
-        self._something_to_do.set()
+        self.wake()
 
     def set_max_workers(self, max_workers: int | None) -> None:
         """Replaces the fixed limit on workers; those who are in stay in."""
         self.gate.set_max_workers(max_workers)
         self._tick()
-        self._something_to_do.set()
+        self.wake()
 
     def outlook(self, pool_id: int | None, cells: int) -> Outlook:
         """What one more worker of this pool and so many private cells would meet. Changes nothing."""

@@ -1,8 +1,9 @@
 """Whose floor counts: the server's, a pool's, a request's.
 
-The server's is the gate's own. What a pool or a request asks for can only be more: it is handed to the gate with the
-turn, and a pool's word binds those who name it.
-Invariant: where the server enforces a floor, no policy handed to the gate is laxer than the server's in anything.
+The server's is the gate's own, and can be changed at any time. What a pool or a request asks for beside it is handed to
+the gate with the turn; a pool's word binds those who name it.
+Invariant: where the server enforces a floor, no policy handed to the gate is laxer than the server's, except that its
+floor is only its own.
 """
 
 from __future__ import annotations
@@ -38,17 +39,23 @@ def check_floor(floor_tps: float | None, server: FloorPolicy) -> None:
 
 
 def asked_policy(server: FloorPolicy, pool: FloorPolicy | None, floor_tps: float | None) -> FloorPolicy | None:
-    """What a turn asks for beside the server's policy; None where it asks for nothing of its own."""
+    """What a turn asks for beside the server's policy; None where it asks for nothing of its own.
+
+    Its floor is the pool's or the request's alone: the gate keeps the server's beside it, as that is now.
+    """
     if pool is None and floor_tps is None:
         return None
-    base = pool or server
-    if server.mode == "enforced" and server.floor_tps is not None:
-        base = _at_least(server, base)
-    return replace(base, floor_tps=_highest(base.floor_tps, server.floor_tps, floor_tps))
+    if server.mode == "advisory" or server.floor_tps is None:
+        asked = pool or replace(server, floor_tps=None)
+    else:
+        asked = _at_least(server, pool)
+    return replace(asked, floor_tps=_highest(asked.floor_tps, floor_tps))
 
 
-def _at_least(server: FloorPolicy, pool: FloorPolicy) -> FloorPolicy:
+def _at_least(server: FloorPolicy, pool: FloorPolicy | None) -> FloorPolicy:
     """The stricter of both in each part; an advisory floor of a pool adds nothing to an enforced one."""
+    if pool is None:
+        return replace(server, floor_tps=None)
     slots = [each.prefill_max_slots for each in (server, pool) if each.prefill_max_slots is not None]
     return FloorPolicy(
         floor_tps=pool.floor_tps if pool.mode == "enforced" else None,
