@@ -42,6 +42,7 @@ class Stage:
         self.now_s = 100.0
         self.slowdown = 1.0
         self.foreign = 0
+        self.pool_cells = 0
         self.cells_total = cells_total
         self.seats_total = seats_total
         self.tokens: dict[str, int] = {}
@@ -73,8 +74,8 @@ class Stage:
         self.gate.check_integrity()
         return verdict
 
-    def leave(self, worker: str, *, keeps_place: bool = True) -> Refused | None:
-        refused = self.gate.leave(worker, self.now_s, keeps_place=keeps_place)
+    def leave(self, worker: str, *, keeps_place: bool = True, told: bool = True) -> Refused | None:
+        refused = self.gate.leave(worker, self.now_s, keeps_place=keeps_place, told=told)
         self.gate.check_integrity()
         return refused
 
@@ -113,7 +114,8 @@ class Stage:
                 steps=tuple(self._steps[-200:]),
                 decoding=len(active) + self.foreign,
                 cells_total=self.cells_total,
-                cells_used=sum(self.cells.values()),
+                cells_used=self.pool_cells + sum(self.cells.values()),
+                pool_cells=self.pool_cells,
                 seats_total=self.seats_total,
                 seats_used=len(self.cells),
                 turn_tokens=dict(self.tokens),
@@ -163,7 +165,7 @@ class Stage:
                     self.tokens[worker] += 1
 
     def _step(self, decoding: int) -> Step:
-        load = StepLoad(decoding, sum(self.cells.values()))
+        load = StepLoad(decoding, self.pool_cells + sum(self.cells.values()))
         duration_s = self.machine.step_s(load) * self.slowdown
         step = Step(load, duration_s, self._engine_at)
         self._engine_at += duration_s

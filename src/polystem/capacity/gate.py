@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 from math import ceil
 
 from polystem.capacity.actions import Action, Expire, Forget, Let, Offload, Pause, Resume, SetBudget
@@ -58,6 +59,11 @@ __all__ = [
     "Wait",
 ]
 
+_LOOKED_BEHIND = 16
+"""How many are looked at behind one that waits for cells."""
+_PASSED_S = 30.0
+"""How long one that waits for cells may be passed."""
+
 
 class FloorGate:
     """Decides by a step model how many workers keep the floor.
@@ -101,11 +107,12 @@ class FloorGate:
             return self._begin_or_wait(worker, now_s)
         return self._continue(worker, now_s)
 
-    def leave(self, worker: str, now_s: float, *, keeps_place: bool) -> Refused | None:
+    def leave(self, worker: str, now_s: float, *, keeps_place: bool, told: bool = True) -> Refused | None:
         """The request that waited is gone. Returns what it is told where it was queued.
 
         Queued: with `keeps_place` the worker is absent and may come back to its place, else it is cancelled (as is one
         without a name, which could not be found again). Held: its turn is withdrawn, it is live and thinks.
+        With `told` False nobody hears the answer: it is no refusal, and promises nothing.
         """
         known = self._parts.roster.workers.get(worker)
         if known is None:
@@ -113,13 +120,14 @@ class FloorGate:
         if known.state != "queued":
             self._stop_turn(known, now_s)
             return None
-        refused = self._refusal_of(known, now_s)
+        refused = self._refusal_of(known, now_s) if told else None
         if keeps_place and known.ask.named:
-            known.told = (now_s, refused.retry_after_s)
-            self._parts.queue.go_absent(worker, now_s, promised_at=now_s + refused.retry_after_s)
+            known.told = (now_s, refused.retry_after_s) if refused else None
+            promised_at = now_s + refused.retry_after_s if refused else None
+            self._parts.queue.go_absent(worker, now_s, promised_at=promised_at)
             return refused
         self._end(known, now_s, cancelled=True)
-        return Refused(refused.reason, refused.retry_after_s)
+        return Refused(refused.reason, refused.retry_after_s) if refused else None
 
     def end_turn(self, worker: str, now_s: float, *, output_tokens: int) -> None:
         """A turn that was let in is over, however it ended; a worker without a name is done with it."""
@@ -263,7 +271,8 @@ class FloorGate:
         """Lets a queued worker in where it is its turn and there is room."""
         parts = self._parts
         first = parts.queue.first()
-        passes = self._seating.waits_for_tps(worker.ask) is None and parts.max_workers is None and parts.is_ours
+        freely = self._seating.waits_for_tps(worker.ask) is None or self._seating.never_fits(worker.ask)
+        passes = freely and parts.max_workers is None and parts.is_ours
         if first is not None and (first.worker == worker.name or passes):
             reason = self._reason_against(first if not passes else None, worker, now_s)
             if reason is None:
@@ -277,14 +286,17 @@ class FloorGate:
     def _let_in(self, worker: Worker, now_s: float) -> Go:
         """Admits a worker and begins its turn."""
         parts = self._parts
-        warned = self._seating.would_warn(worker.ask, now_s)
+        has_floor = self._seating.told_floor_tps(worker.ask) is not None
+        warned = self._seating.advises_against(worker.ask, now_s) if has_floor else None
         self._admit(worker, now_s)
         if warned is not None:
-            worker.kept_tps = None
+            worker.kept_tps, worker.waited_for = None, False
         parts.roster.run(worker, now_s)
         self._learning.worker_let_in(worker, now_s)
-        waived_s, parts.waived_s = parts.waived_s, None
-        lenient = not self._seating.policy_of(worker.ask).waits
+        (waived_at, waived_s), parts.waived = parts.waived or (0.0, None), None
+        if worker.since_s > waived_at:
+            waived_s = None
+        lenient = has_floor and not self._seating.policy_of(worker.ask).waits
         remaining = self._seating.room_for(worker.ask, now_s) if lenient else None
         return Go(reason=warned, settle_waived_s=waived_s, remaining=remaining)
 
@@ -301,6 +313,7 @@ class FloorGate:
             parts.cold_since = now_s
         own = worker.ask.policy
         worker.kept_tps = own.floor_tps if own is not None and own.mode == "enforced" else None
+        worker.waited_for = own is not None and own.waits
         worker.settle_tokens, worker.settle_until = policy.settle_tokens, now_s + policy.settle_s
         parts.roster.warming[worker.name] = worker
 
@@ -377,9 +390,29 @@ class FloorGate:
         parts = self._parts
         while (place := parts.queue.first()) is not None:
             worker = parts.roster.workers[place.worker]
-            if self._reason_against(place, worker, now_s) is not None:
+            reason = self._reason_against(place, worker, now_s)
+            if reason is None:
+                actions.append(Let(worker.name, self._let_in(worker, now_s)))
+                continue
+            if reason == "kv headroom exhausted":
+                self._let_smaller_pass(worker, now_s, actions)
+            return
+
+    def _let_smaller_pass(self, large: Worker, now_s: float, actions: list[Action]) -> None:
+        """Who is next and waits for cells alone may be passed by others that fit, for a while."""
+        parts = self._parts
+        if large.passed_since is None:
+            large.passed_since = now_s
+        if now_s - large.passed_since > _PASSED_S:
+            return
+        behind = (place for place in parts.queue.in_order() if place.present and place.worker != large.name)
+        for place in list(islice(behind, _LOOKED_BEHIND)):
+            worker = parts.roster.workers[place.worker]
+            reason = self._reason_against(place, worker, now_s)
+            if reason is None:
+                actions.append(Let(worker.name, self._let_in(worker, now_s)))
+            elif reason != "kv headroom exhausted":
                 return
-            actions.append(Let(worker.name, self._let_in(worker, now_s)))
 
     def _set_budget(self, actions: list[Action]) -> None:
         """Tells the engine how much it may prefill in a step, where that has changed by more than a little."""

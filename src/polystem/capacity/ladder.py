@@ -29,7 +29,8 @@ class Ladder:
         self._under_since: float | None = None
         self._deep_since: float | None = None
         self._crowded_since: float | None = None
-        self._climbed_at = _NEVER
+        self._held_at = _NEVER
+        self._paused_at = _NEVER
         self._resumed_at = _NEVER
 
     @property
@@ -49,31 +50,35 @@ class Ladder:
 
     def hold_due(self, now_s: float) -> bool:
         """Whether one more worker's next turn is to be held."""
-        return self._lasted(self._under_since, now_s) or self._lasted(self._crowded_since, now_s)
+        return any(self._lasted(since, self._held_at, now_s) for since in (self._under_since, self._crowded_since))
 
     def pause_due(self, now_s: float) -> bool:
         """Whether one more turn is to stand still."""
-        return self._lasted(self._deep_since, now_s)
+        return self._lasted(self._deep_since, self._paused_at, now_s)
 
     def return_due(self, now_s: float) -> bool:
         """Whether enough time has passed above the line for one more to come back."""
         return (
             not self.under
-            and now_s - self._climbed_at >= self._settings.cool_after_hold_s
+            and now_s - max(self._held_at, self._paused_at) >= self._settings.cool_after_hold_s
             and now_s - self._resumed_at >= self._settings.cool_after_resume_s
         )
 
-    def climbed(self, now_s: float) -> None:
-        """Somebody was held or paused."""
-        self._climbed_at = now_s
+    def held(self, now_s: float) -> None:
+        """Somebody was put on hold."""
+        self._held_at = now_s
+
+    def paused(self, now_s: float) -> None:
+        """Somebody was paused."""
+        self._paused_at = now_s
 
     def resumed(self, now_s: float) -> None:
         """Somebody came back."""
         self._resumed_at = now_s
 
-    def _lasted(self, since: float | None, now_s: float) -> bool:
+    def _lasted(self, since: float | None, climbed_at: float, now_s: float) -> bool:
         after_s = self._settings.hold_after_s
-        return since is not None and now_s - since >= after_s and now_s - self._climbed_at >= after_s
+        return since is not None and now_s - since >= after_s and now_s - climbed_at >= after_s
 
 
 def _since(since: float | None, holds: bool, now_s: float) -> float | None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from polystem.capacity.facts import Facts
 from polystem.capacity.forecast import Outside
 from polystem.capacity.parts import GateParts
@@ -33,8 +35,8 @@ class Learning:
         parts.facts = facts
         for step in parts.meter.new_steps(facts.steps, now_s):
             parts.model.learn(step.load, step.duration_s, step.at_s)
-        parts.meter.take_cells(facts.cells_used, now_s)
         self._observe_workers(facts, now_s)
+        parts.meter.take_cells(facts.cells_used - facts.pool_cells, self._newcomers_cells(now_s), now_s)
         self._observe_foreign(facts)
         if now_s - self._refreshed_at >= _REFRESH_S - 1e-9 or now_s < self._refreshed_at:
             self.refresh(now_s)
@@ -46,11 +48,12 @@ class Learning:
         """Forecasts from the model, the demand and the surroundings as they are now."""
         parts = self._parts
         self._refreshed_at = now_s
-        cells_read = parts.meter.cells_read
+        measured = parts.meter.cells_read
+        cells_read = parts.facts.cells_used if measured is None else measured
         outside = Outside(
-            cells_read=parts.facts.cells_used if cells_read is None else cells_read,
+            cells_read=cells_read,
             foreign=parts.foreign,
-            prefill_share=parts.meter.prefill_share(parts.model.fit.per_prefill_token_s),
+            prefill_share=parts.meter.prefill_share(parts.model.fit.prompt_token_s(cells_read)),
         )
         parts.forecast.refresh(parts.estimate.demand, outside)
 
@@ -65,10 +68,10 @@ class Learning:
         parts = self._parts
         if parts.roster.warming.pop(worker.name, None) is None:
             return
-        if waived:
-            parts.waived_s = now_s - worker.admitted_at
-        else:
+        if not waived:
             parts.estimate.settle_s.add(now_s - worker.admitted_at)
+        elif parts.queue.present:
+            parts.waived = now_s, now_s - worker.admitted_at
 
     def settle_in_time(self, now_s: float) -> None:
         """Those that have warmed for long enough are settled, whatever they said."""
@@ -93,16 +96,15 @@ class Learning:
         estimate.residence_s.add(now_s - worker.admitted_at)
         estimate.worker_tokens.add(worker.tokens)
         parts.queue.cost_tokens = max(1, int(estimate.worker_tokens.value))
-        if worker.cells is not None and worker.ask.named:
-            estimate.final_cells.add(worker.cells)
+        if worker.most_cells and worker.ask.named:
+            estimate.final_cells.add(worker.most_cells if worker.cells is None else worker.cells)
 
     def _observe_workers(self, facts: Facts, now_s: float) -> None:
         roster = self._parts.roster
-        for name, cells in facts.worker_cells.items():
-            worker = roster.admitted.get(name)
-            if worker is not None:
-                before = worker.tokens
-                worker.cells, worker.most_cells, worker.offloaded_cells = cells, max(worker.most_cells, cells), 0
+        for name, worker in roster.admitted.items():
+            before, worker.cells = worker.tokens, facts.worker_cells.get(name)
+            if worker.cells is not None:
+                worker.most_cells, worker.offloaded_cells = max(worker.most_cells, worker.cells), 0
                 self._charge_beyond(worker, before)
         for name, tokens in facts.turn_tokens.items():
             worker = roster.running.get(name)
@@ -111,6 +113,12 @@ class Learning:
                 worker.note_pace(now_s)
                 if worker.tokens_said >= worker.settle_tokens:
                     self.settle(worker, now_s, waived=False)
+
+    def _newcomers_cells(self, now_s: float) -> int:
+        """Cells of those who came so lately that they are no growth."""
+        since_s = now_s - self._parts.meter.growth_over_s
+        newest = takewhile(lambda worker: worker.admitted_at >= since_s, self._parts.roster.newest_first())
+        return sum(worker.cells or 0 for worker in newest)
 
     def _observe_foreign(self, facts: Facts) -> None:
         running = self._parts.roster.running

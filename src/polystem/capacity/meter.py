@@ -14,16 +14,16 @@ from polystem.capacity.facts import Step
 __all__ = ["StepMeter"]
 
 _SHARE_OVER_S = 30.0
-_GROWTH_OVER_S = 4.0
 
 
 class StepMeter:
     """Takes each step once, whichever snapshots it is told in. `window_s` is counted on the gate's clock.
 
-    `most_decoding` is the largest number of streams that one step has carried since the engine began.
+    `samples` are the steps since the engine began that decoded something, `most_decoding` the most streams in one.
     """
 
-    def __init__(self, *, window_s: float = 2.0, least_steps: int = 3) -> None:
+    def __init__(self, *, window_s: float = 2.0, growth_over_s: float = 4.0, least_steps: int = 3) -> None:
+        self.growth_over_s = growth_over_s
         self._window_s = window_s
         self._least_steps = least_steps
         self._last_at: float | None = None
@@ -33,21 +33,24 @@ class StepMeter:
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
         self.most_decoding = 0
+        self.samples = 0
         self._cells: deque[tuple[float, int]] = deque()
+        self._newcomers_cells = 0
 
-    def take_cells(self, cells: int, now_s: float) -> None:
-        """Cells in use now, for their growth."""
+    def take_cells(self, cells: int, newcomers_cells: int, now_s: float) -> None:
+        """Cells in use now, and how many of them belong to workers that came within `growth_over_s`."""
         self._cells.append((now_s, cells))
-        while self._cells[0][0] < now_s - _GROWTH_OVER_S:
+        self._newcomers_cells = newcomers_cells
+        while self._cells[0][0] < now_s - self.growth_over_s:
             self._cells.popleft()
 
     @property
     def growth_cells_s(self) -> float:
-        """Cells that all together grew by in a second of late; 0 where they shrank."""
+        """Cells a second by which those who were there before have grown; 0 where more have gone."""
         if len(self._cells) < 2:
             return 0.0
         (began_at, before), (now_s, now) = self._cells[0], self._cells[-1]
-        return max(0.0, (now - before) / max(now_s - began_at, _GROWTH_OVER_S / 4))
+        return max(0.0, (now - self._newcomers_cells - before) / max(now_s - began_at, self.growth_over_s / 4))
 
     def restarted(self) -> None:
         """The engine began anew, and with it perhaps its clock."""
@@ -57,6 +60,7 @@ class StepMeter:
         self._cells_read = None
         self._cells.clear()
         self.most_decoding = 0
+        self.samples = 0
 
     def new_steps(self, steps: Iterable[Step], now_s: float) -> list[Step]:
         """Those that were not told before."""
@@ -65,14 +69,22 @@ class StepMeter:
             self._last_at = fresh[-1].at_s
         for step in fresh:
             self._take(step, now_s)
-        while self._recent and self._recent[0][0] < now_s - self._window_s:
-            self._recent_s -= self._recent.popleft()[1]
+        self._forget(now_s)
         return fresh
+
+    def _forget(self, now_s: float) -> None:
+        """Keeps the window; of steps that are long beside it the last few, until one more is overdue."""
+        if self._recent and now_s - self._recent[-1][0] > max(self._window_s, 3 * self._recent[-1][1]):
+            self._recent.clear()
+            self._recent_s = 0.0
+        while len(self._recent) > self._least_steps and self._recent[0][0] < now_s - self._window_s:
+            self._recent_s -= self._recent.popleft()[1]
 
     def _take(self, step: Step, now_s: float) -> None:
         self._cells_read = step.load.cells_read
         if step.load.decoding == 0 or not step.duration_s > 0:
             return
+        self.samples += 1
         self.most_decoding = max(self.most_decoding, step.load.decoding)
         self._recent.append((now_s, step.duration_s))
         self._recent_s += step.duration_s

@@ -51,10 +51,11 @@ def capacity_view(parts: GateParts, seating: Seating, waits: Waits, now_s: float
         settle_remaining_s=waits.settle_remaining_s(ask, now_s),
         draining=parts.draining,
         binding=binding,
+        advised=binding or seating.advises_against(ask, now_s),
         admissible=seating.room_for(ask, now_s),
         k_star=None if floor_tps is None else forecast.most_streams(floor_tps, _STREAMS_LOOKED_FOR),
         share_now=None if floor_tps is None else forecast.share_under(live, floor_tps),
-        share_next=None if floor_tps is None else forecast.share_under(live + 1, floor_tps, seating.grown_cells(0)),
+        share_next=_share_next(parts, seating, ask, floor_tps, now_s),
         idle_share=forecast.idle_share(live),
         measured_tps=parts.meter.measured_tps,
         predicted_tps=1 / forecast.mean_s(streams),
@@ -106,13 +107,12 @@ def outlook(parts: GateParts, seating: Seating, waits: Waits, ask: Ask, now_s: f
         and not (parts.draining or seating.never_fits(ask))
         and parts.queue.first() is None,
         reason=reason,
+        advised=reason or seating.advises_against(ask, now_s),
         admissible=0 if seating.never_fits(ask) else seating.room_for(ask, now_s),
         place=place,
         expected_wait_s=0.0 if reason is None else waits.expected_s(ask, place, reason, now_s),
         floor_tps=floor_tps,
-        share_next=None
-        if floor_tps is None
-        else forecast.share_under(live + 1, floor_tps, seating.grown_cells(ask.cells)),
+        share_next=_share_next(parts, seating, ask, floor_tps, now_s),
         measured_tps=measured_tps,
         predicted_tps=predicted_tps,
         next_tps=1 / forecast.mean_s(running + 1),
@@ -130,11 +130,19 @@ def outlook(parts: GateParts, seating: Seating, waits: Waits, ask: Ask, now_s: f
 
 
 def _binding(parts: GateParts, seating: Seating, ask: Ask, now_s: float) -> Reason | None:
-    """What keeps a newcomer out, or would if its floor were enforced."""
+    """What keeps a newcomer out."""
     if parts.draining:
         return "draining"
-    reason = seating.keeps_out(ask, now_s) or seating.would_warn(ask, now_s)
+    reason = seating.keeps_out(ask, now_s)
     return reason or ("queue" if parts.queue.first() is not None and not ask.worker else None)
+
+
+def _share_next(parts: GateParts, seating: Seating, ask: Ask, floor_tps: float | None, now_s: float) -> float | None:
+    """U with this newcomer, as the rule sees it."""
+    if floor_tps is None:
+        return None
+    extra_cells = seating.state_for(ask, floor_tps, now_s).extra_cells
+    return parts.forecast.share_under(len(parts.roster.admitted) + 1, floor_tps, extra_cells)
 
 
 def _mean_active_tps(parts: GateParts) -> float | None:

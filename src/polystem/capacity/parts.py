@@ -30,7 +30,8 @@ class GateParts:
         facts: what the engine said of itself last.
         foreign: streams that the gate did not let in.
         cold_since: when somebody was first let in on an engine that little is known of.
-        waived_s: how long a newcomer was waited for that did not settle, to be told to the next one.
+        waived: when a newcomer was waited for no longer that did not settle, and how long it had been waited for, to be
+            told to the next one that waited.
         budget_tokens: the prefill budget that was told last.
         grows, shrinks: how often a worker was let in or taken back; was held, paused or left.
         refused: turns that were told to come back, by reason.
@@ -52,7 +53,7 @@ class GateParts:
     foreign: int = 0
     cold_since: float | None = None
     draining: bool = False
-    waived_s: float | None = None
+    waived: tuple[float, float] | None = None
     budget_tokens: int | None = None
     grows: int = 0
     shrinks: int = 0

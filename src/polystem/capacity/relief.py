@@ -56,7 +56,7 @@ class Relief:
             roster.pause(victim, now_s)
             parts.shrinks += 1
             actions.append(Pause(victim.name))
-        parts.ladder.climbed(now_s)
+        parts.ladder.paused(now_s)
         return actions
 
     def _hold_newest(self, now_s: float) -> None:
@@ -67,7 +67,7 @@ class Relief:
             if place and (one or self._seating.active_fits()):
                 break
             self._hold(worker)
-        self._parts.ladder.climbed(now_s)
+        self._parts.ladder.held(now_s)
 
     def _hold(self, worker: Worker) -> None:
         worker.on_hold = True

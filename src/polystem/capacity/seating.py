@@ -40,14 +40,12 @@ class Seating:
         return ask.policy or self._parts.policy
 
     def waits_for_tps(self, ask: Ask) -> float | None:
-        """The floor that this newcomer has to wait for; None where it is let in whatever the rate."""
-        policies = [each for each in (ask.policy, self._parts.policy) if each is not None]
-        asked = [each.floor_tps for each in policies if each.waits and each.floor_tps is not None]
-        governing = self.policy_of(ask)
-        if not asked and governing.floor_tps is not None:
-            return None
-        kept = self.kept_floor_tps()
-        return max([*asked, *([kept] if kept is not None else [])], default=None)
+        """The floor that this newcomer has to wait for: its own and the gate's where they make anybody wait, and that
+        of others who were let in on such terms. None where it is let in whatever the rate."""
+        policies = [each for each in (ask.policy, self._parts.policy) if each is not None and each.waits]
+        others = [worker.kept_tps for worker in self._parts.roster.admitted.values() if worker.waited_for]
+        floors = (*(each.floor_tps for each in policies), *others)
+        return max((each for each in floors if each is not None), default=None)
 
     def told_floor_tps(self, ask: Ask) -> float | None:
         """The highest floor that this newcomer is to be told about, advised ones included."""
@@ -57,31 +55,36 @@ class Seating:
     # --- newcomers ------------------------------------------------------------------------------------------------
 
     def keeps_out(self, ask: Ask, now_s: float, *, kept_seats: int = 0) -> Reason | None:
-        """What makes this newcomer wait; None lets it in. `kept_seats` are for others who are due."""
+        """What makes this newcomer wait; None lets it in. `kept_seats` are for others who are due.
+
+        What can never fit does not wait for it: whoever books cells refuses it for good.
+        """
         parts = self._parts
         if not parts.roster.admitted:
             return None
         if parts.max_workers is not None and len(parts.roster.admitted) + kept_seats + 1 > parts.max_workers:
             return "max workers"
         floor_tps = self.waits_for_tps(ask)
-        if floor_tps is None and parts.is_ours:
+        if parts.is_ours and (floor_tps is None or self.never_fits(ask)):
             return None
         return parts.rule.blocks(self.state_for(ask, floor_tps, now_s, kept_seats))
 
-    def would_warn(self, ask: Ask, now_s: float) -> Reason | None:
-        """What would have kept it out if every floor that it knows of were enforced."""
-        floor_tps = self.told_floor_tps(ask)
-        if floor_tps is None or not self._parts.is_ours:
+    def advises_against(self, ask: Ask, now_s: float) -> Reason | None:
+        """What would keep it out if every floor that it knows of were enforced, and cells and seats with it."""
+        parts = self._parts
+        if not parts.is_ours:
             return None
-        state = self.state_for(ask, floor_tps, now_s)
-        if not state.live:
-            return "floor unreachable" if self.is_out_of_reach(floor_tps) else None
-        return self._parts.rule.blocks(state)
+        state = self.state_for(ask, self.told_floor_tps(ask), now_s)
+        if not parts.roster.admitted:
+            return "floor unreachable" if self.is_out_of_reach(state.floor_tps) else None
+        if state.floor_tps is None:  # as for a guaranteed worker: cells and seats alone
+            state = replace(state, live=0)
+        return parts.floor_rule.blocks(state)
 
     def is_out_of_reach(self, floor_tps: float | None) -> bool:
         """Whether one alone would be under the floor, once enough was seen of the engine to say so."""
         parts = self._parts
-        known = parts.model.samples >= parts.settings.cold_samples
+        known = parts.meter.samples >= parts.settings.cold_samples
         return floor_tps is not None and known and parts.forecast.mean_s(1) > 1 / floor_tps
 
     def never_fits(self, ask: Ask) -> bool:
@@ -110,7 +113,7 @@ class Seating:
             foreign=parts.foreign,
             measured_tps=parts.meter.measured_tps,
             under_floor=parts.ladder.under,
-            samples=parts.model.samples,
+            samples=parts.meter.samples,
             settle_until=cold_since + policy.settle_s,
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
@@ -123,22 +126,19 @@ class Seating:
         )
 
     def room_for(self, ask: Ask, now_s: float) -> int | None:
-        """How many such newcomers could be let in, warming aside; None where nothing limits them."""
+        """How many such newcomers there is room for, warming aside; None where nothing limits them."""
         parts = self._parts
         live = len(parts.roster.admitted)
         limits: list[int] = []
         if parts.max_workers is not None:
             limits.append(parts.max_workers - live)
-        floor_tps = self.told_floor_tps(ask)
-        if floor_tps is not None and parts.is_ours:
-            state = self.state_for(ask, floor_tps, now_s)
-            if state.seats_total:
-                limits.append(state.seats_total - state.seats_after + 1)
-            if state.cells_line:
-                each = max(1, self.grown_cells(ask.cells))
-                limits.append((state.cells_line - self.promised_cells()) // each)
-            most = min([*limits, _MOST_LOOKED_FOR])
-            limits.append(self._room_at_floor(state, most))
+        state = self.state_for(ask, self.told_floor_tps(ask), now_s)
+        if state.seats_total:
+            limits.append(state.seats_total - state.seats_after + 1)
+        if state.cells_line:
+            limits.append((state.cells_line - self.promised_cells()) // max(1, self.grown_cells(ask.cells)))
+        if state.floor_tps is not None and parts.is_ours:
+            limits.append(self._room_at_floor(state, min([*limits, _MOST_LOOKED_FOR])))
         if not limits:
             return None
         return max(0 if live else 1, min(limits))

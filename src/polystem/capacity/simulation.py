@@ -167,7 +167,7 @@ class Simulation:
         self._seed = seed
         self._until_s = until_s
         self._now_s = 0.0
-        self._agents = {worker.name: _Agent(worker) for worker in workers}
+        self.agents = {worker.name: _Agent(worker) for worker in workers}
         self._running: dict[str, _Agent] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -186,7 +186,7 @@ class Simulation:
 
     def run(self) -> SimResult:
         """Runs until everybody is delivered, or the time is over."""
-        while self._now_s < self._until_s and any(agent.done_at is None for agent in self._agents.values()):
+        while self._now_s < self._until_s and any(agent.done_at is None for agent in self.agents.values()):
             step_s = self._step_s()
             if step_s is None:
                 self._advance(self._events[0][0])
@@ -248,7 +248,7 @@ class Simulation:
             self._end_turn(agent)
 
     def _cells(self) -> int:
-        return self.engine.pool_cells + sum(agent.cells for agent in self._agents.values())
+        return self.engine.pool_cells + sum(agent.cells for agent in self.agents.values())
 
     def _foreign(self) -> int:
         return sum(each.streams for each in self._disturbances())
@@ -270,7 +270,7 @@ class Simulation:
 
     def _arrive(self, name: str) -> None:
         """A request for the worker's present turn comes in."""
-        agent = self._agents[name]
+        agent = self.agents[name]
         if self._down:
             self._at(self._now_s + 1.0, lambda: self._arrive(name))
             return
@@ -333,7 +333,7 @@ class Simulation:
 
     def _facts(self) -> Facts:
         active = [agent for agent in self._running.values() if not agent.paused]
-        holders = {name: agent.cells for name, agent in self._agents.items() if agent.cells}
+        holders = {name: agent.cells for name, agent in self.agents.items() if agent.cells}
         return Facts(
             steps=tuple(self._steps[-_TOLD_STEPS:]),
             decoding=sum(not agent.prefill_left for agent in active) + self._foreign(),
@@ -356,19 +356,19 @@ class Simulation:
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Let):
-            self._begin(self._agents[action.worker])
+            self._begin(self.agents[action.worker])
         elif isinstance(action, Pause):
-            self._agents[action.worker].paused = True
+            self.agents[action.worker].paused = True
             self._pauses += 1
         elif isinstance(action, Resume):
-            self._agents[action.worker].paused = False
+            self.agents[action.worker].paused = False
         elif isinstance(action, Offload):
-            agent = self._agents[action.worker]
+            agent = self.agents[action.worker]
             agent.lost_cells, agent.cells = agent.lost_cells + agent.cells, 0
         elif isinstance(action, SetBudget):
             self._budget_tokens = action.tokens
         elif isinstance(action, Forget):
-            self._agents[action.worker].waiting_since = None
+            self.agents[action.worker].waiting_since = None
 
     def _new_gate(self, fit: Fit) -> FloorGate:
         settings = replace(self._settings, rows=100_000)
@@ -384,7 +384,7 @@ class Simulation:
         self._held_s += view.held_s
         self._down = True
         self._running.clear()
-        for agent in self._agents.values():
+        for agent in self.agents.values():
             agent.lost_cells, agent.cells = agent.lost_cells + agent.cells, 0
         self._at(self._now_s + 1.0, lambda: self._come_up(view.fit, kept))
 
@@ -394,7 +394,7 @@ class Simulation:
         self.gate.restore(kept, self._now_s)
         self.gate.check_integrity()
         thinking = {row.worker for row in kept if not row.queued}
-        for name, agent in self._agents.items():
+        for name, agent in self.agents.items():
             waited = agent.waiting_since is not None
             ran = name in thinking and agent.last_token_at is not None and agent.output_left > 0
             if agent.done_at is None and (waited or ran or (name in thinking and agent.prefill_left)):
@@ -413,12 +413,12 @@ class Simulation:
             act()
 
     def _advance(self, moment: float) -> None:
-        roster_live = sum(agent.admitted_at is not None and agent.done_at is None for agent in self._agents.values())
+        roster_live = sum(agent.admitted_at is not None and agent.done_at is None for agent in self.agents.values())
         self._live_s += roster_live * (moment - self._now_s)
         self._now_s = moment
 
     def _result(self) -> SimResult:
-        agents = list(self._agents.values())
+        agents = list(self.agents.values())
         for agent in agents:
             agent.rates.finish()
         streams = [agent.rates for agent in agents]

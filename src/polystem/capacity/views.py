@@ -51,6 +51,7 @@ class CapacityView:
     Args:
         taken_at_s: the caller's clock, when the view was taken.
         binding: what keeps the next worker out now; None where nothing does.
+        advised: what would keep it out if every floor, and cells and seats, were enforced; None where nothing would.
         admissible: how many more workers could be let in; None where nothing is known or nothing limits them.
         k_star: streams that may decode at once, by the model; None without a floor.
         share_now: predicted share of stream time under the floor with the workers of now.
@@ -67,7 +68,7 @@ class CapacityView:
         floor_tps: the highest floor that holds now.
         floor_unreachable: not even one alone would keep it.
         under_floor: the measured rate is below the line where the ladder is climbed.
-        on_hold: workers whose next turn the ladder holds; `paused` of them stopped in mid-decode.
+        on_hold: workers whose next turn the ladder holds. paused: held workers that stand still in mid-decode.
         slots_live: workers let in and not on hold; `slots_max` the most there may be, None without a limit.
         grows, shrinks: how often a worker was let in or taken off hold; was put on hold or left.
         absent: queued workers without a request waiting now.
@@ -100,6 +101,7 @@ class CapacityView:
     settle_remaining_s: float | None
     draining: bool
     binding: Reason | None
+    advised: Reason | None
     admissible: int | None
     k_star: int | None
     share_now: float | None
@@ -144,7 +146,8 @@ class Outlook:
     """What one more worker of a given kind would meet now.
 
     Args:
-        can_admit: whether it would be let in at once; `reason` is what binds, also where a policy only warns.
+        can_admit: whether it would be let in at once; where not, `reason` is what binds.
+        advised: what would bind if every floor, and the cells and seats, were enforced; None where nothing would.
         admissible: how many such workers could be let in; None where nothing is known or nothing limits them.
         place: workers ahead of it in the queue.
         next_tps: rate of a stream with one more decoding, by the model.
@@ -154,6 +157,7 @@ class Outlook:
 
     can_admit: bool
     reason: Reason | None
+    advised: Reason | None
     admissible: int | None
     place: int
     expected_wait_s: float

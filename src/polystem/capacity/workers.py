@@ -25,13 +25,14 @@ class Worker:
 
     `since_s` is when it was submitted, `told` the last promise to it: (when, how long it was advised to wait).
     `prepaid_tokens` its tenant was charged at its admission; `served_tokens` is what it was served in earlier turns.
-    `kept_tps` is the floor that its policy asks the others to keep.
+    `kept_tps` is the floor that its policy asks the others to keep, and `waited_for` whether newcomers wait for it.
     """
 
     ask: Ask
     since_s: float
     state: WorkerState = "queued"
     told: tuple[float, float] | None = None
+    passed_since: float | None = None
     admitted_at: float = 0.0
     turn_began_at: float = 0.0
     idle_at: float = 0.0
@@ -49,6 +50,7 @@ class Worker:
     paused: bool = False
     on_hold: bool = False
     kept_tps: float | None = None
+    waited_for: bool = False
 
     @property
     def name(self) -> str:

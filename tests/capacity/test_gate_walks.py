@@ -1,0 +1,220 @@
+"""Random walks over all that callers, machines and crashes can do to a gate, the accounts checked after each act."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polystem.capacity.asks import Go, Refused, RestoredWorker, Wait
+from polystem.capacity.gate import FloorGate
+from polystem.capacity.policy import FloorPolicy
+from polystem.capacity.step_model import StepModel
+from tests.capacity.gate_stage import Stage
+
+Move: TypeAlias = tuple[str, int, int]
+
+ACTS = [
+    *("ask", "ask", "ask", "leave", "end", "end", "close", "grow", "passes", "passes", "slow", "foreign"),
+    *("engine", "server", "limit", "floor", "reclaim"),
+]
+POLICIES = (None, None, FloorPolicy(floor_tps=20.0), FloorPolicy(floor_tps=18.0, mode="advisory"))
+
+
+class Walk:
+    """One walk. `known` are the workers that were submitted and have not ended, as the walker saw it; `present` those
+    of them whose request waits. A worker's name is never used again once it has ended."""
+
+    def __init__(self) -> None:
+        self.stage = Stage(samples=0, cells_total=20_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0)
+        self.known: set[str] = set()
+        self.present: set[str] = set()
+        self.lives: dict[int, int] = {}
+        self.submitted = self.done = self.cancelled = 0
+
+    def name(self, index: int) -> str:
+        return f"w{index}.{self.lives.get(index, 0)}"
+
+    def ask(self, a: int, b: int) -> None:
+        name = self.name(a)
+        if name in self.stage.tokens or name in self.present:
+            return
+        was_known = name in self.known
+        verdict = self.stage.arrive(name, f"t{a % 3}", policy=POLICIES[b % 4], cells=10 + 20 * b)
+        if isinstance(verdict, Refused):
+            assert not was_known
+            return
+        self.submitted += not was_known
+        self.known.add(name)
+        if isinstance(verdict, Wait):
+            assert verdict.place < len(self.known)
+            self.present.add(name)
+
+    def leave(self, a: int, b: int) -> None:
+        name = self.name(a)
+        if name not in self.present:
+            return
+        queued = self.stage.gate.state_of(name) == "queued"
+        self.stage.leave(name, keeps_place=b % 2 == 0)
+        self.present.discard(name)
+        if queued and b % 2:
+            self._ends(name, cancelled=True)
+
+    def end(self, a: int, b: int) -> None:
+        running = sorted(self.stage.tokens)
+        if running:
+            self.stage.end(running[a % len(running)])
+
+    def close(self, a: int, b: int) -> None:
+        name = self.name(a)
+        if name in self.known:
+            queued = self.stage.gate.state_of(name) == "queued"
+            self._ends(name, cancelled=queued or b % 2 == 1)
+            self.stage.close(name, cancelled=b % 2 == 1)
+
+    def grow(self, a: int, b: int) -> None:
+        """A context grows, or is compacted."""
+        held = sorted(self.stage.cells)
+        if held:
+            name = held[a % len(held)]
+            self.stage.cells[name] = max(1, self.stage.cells[name] // 3 if b % 2 else self.stage.cells[name] + 300 * b)
+
+    def reclaim(self, a: int, b: int) -> None:
+        """The cells of somebody who thinks go to others."""
+        idle = sorted(set(self.stage.cells) - set(self.stage.tokens))
+        if idle:
+            del self.stage.cells[idle[a % len(idle)]]
+
+    def passes(self, a: int, b: int) -> None:
+        self.stage.passes(0.5 * (1 + a))
+
+    def slow(self, a: int, b: int) -> None:
+        self.stage.slowdown = (1.0, 1.0, 1.5, 4.0)[a % 4]
+
+    def foreign(self, a: int, b: int) -> None:
+        self.stage.foreign = (0, 0, 2, 9)[a % 4]
+
+    def engine(self, a: int, b: int) -> None:
+        """The engine dies with every turn, and begins anew."""
+        for name in list(self.stage.tokens):
+            self.stage.end(name)
+        self.stage.cells.clear()
+        self.stage.gate.engine_restarted(self.stage.now_s)
+
+    def server(self, a: int, b: int) -> None:
+        """The server is killed; what a store keeps is the workers, their states and the order of the queue."""
+        stage = self.stage
+        view = stage.view
+        kept = [RestoredWorker(row.worker, row.tenant, cells=5, queued=row.state == "queued") for row in view.rows]
+        stage.tokens.clear()
+        stage.paused.clear()
+        stage.cells.clear()
+        self.present.clear()
+        before = [row.worker for row in view.rows if row.state == "queued"]
+        stage.gate = FloorGate(stage.settings, StepModel(view.fit))
+        stage.gate.restore(kept, stage.now_s)
+        same_tenant = {row.tenant for row in view.rows}
+        after = [row.worker for row in stage.view.rows if row.state == "queued"]
+        assert sorted(before) == sorted(after)
+        for tenant in same_tenant:
+            mine = {row.worker for row in view.rows if row.tenant == tenant}
+            assert [name for name in before if name in mine] == [name for name in after if name in mine]
+        self.submitted, self.done, self.cancelled = len(kept), 0, 0
+
+    def limit(self, a: int, b: int) -> None:
+        self.stage.gate.set_max_workers((None, None, 2, 5)[a % 4])
+        self.stage.decide()
+
+    def floor(self, a: int, b: int) -> None:
+        self.stage.gate.set_policy(FloorPolicy(floor_tps=(14.0, 14.0, None, 500.0)[a % 4]))
+        self.stage.decide()
+
+    def _ends(self, name: str, *, cancelled: bool) -> None:
+        self.known.discard(name)
+        self.present.discard(name)
+        index = int(name[1:].split(".")[0])
+        self.lives[index] = self.lives.get(index, 0) + 1
+        self.cancelled += cancelled
+        self.done += not cancelled
+
+    def play(self, moves: list[Move]) -> None:
+        for act, a, b in moves:
+            getattr(self, act)(a, b)
+            self.check()
+        self.finish()
+
+    def check(self) -> None:
+        """Whatever just happened: nobody is lost, and the equation holds."""
+        stage = self.stage
+        stage.gate.check_integrity()
+        for name, how in list(stage.ended.items()):
+            self._ends(name, cancelled=how == "forgotten")
+        stage.ended.clear()
+        self.present -= set(stage.tokens)
+        view = stage.view
+        assert view.submitted == view.queued + view.live + view.held + view.done + view.cancelled
+        assert (view.submitted, view.done, view.cancelled) == (self.submitted, self.done, self.cancelled)
+        assert {row.worker for row in view.rows} == self.known
+        assert view.running + view.paused == len(stage.tokens)
+        assert self.present == {row.worker for row in view.rows if row.present and row.worker not in stage.tokens}
+        assert view.running or not view.held
+        assert view.live + view.held or not self.present
+        seen = {row.worker for row in view.rows if row.cells is not None}
+        assert view.seats_total == 0 or view.live + view.held >= len(seen)
+        assert view.cells_promised >= view.cells_used
+
+    def finish(self) -> None:
+        """From now on every turn ends after a second and its worker is closed: whoever waits is served in bounded time.
+
+        The bound: each of those ahead costs at most a turn, the settling of a newcomer, and a seat kept for one absent.
+        """
+        stage = self.stage
+        self.floor(0, 0)
+        self.limit(0, 0)
+        self.slow(0, 0)
+        self.foreign(0, 0)
+        each_s = 1.0 + stage.settings.policy.settle_s + stage.settings.due_grace_s
+        until_s = stage.now_s + (len(self.known) + 1) * each_s
+        while self.present or stage.tokens:
+            assert stage.now_s < until_s, f"{sorted(self.present)} still wait"
+            for name in list(stage.tokens):
+                self._ends(name, cancelled=False)
+                stage.close(name)
+            stage.passes(1.0)
+            self.check()
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 11), st.integers(0, 7)), min_size=5, max_size=70)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MOVES)
+def test_nobody_is_lost_and_nobody_starves_whatever_happens(moves: list[Move]) -> None:
+    Walk().play(moves)
+
+
+def test_a_walk_through_every_act() -> None:
+    moves = [("ask", index, index) for index in range(12)]
+    for turn, act in enumerate(sorted(set(ACTS)) * 4):
+        moves += [(act, turn % 12, turn % 8), ("ask", turn % 12, turn % 8), ("passes", turn % 3, 0)]
+    walk = Walk()
+    walk.play(moves)
+    assert walk.done + walk.cancelled > 0
+
+
+def test_a_walk_that_loses_somebody_is_noticed() -> None:
+    walk = Walk()
+    walk.ask(0, 0)
+    walk.stage.gate.close("w0.0", walk.stage.now_s)
+    try:
+        walk.check()
+    except AssertionError:
+        return
+    raise RuntimeError("a lost worker was not noticed")
+
+
+def test_a_go_is_a_running_turn() -> None:
+    walk = Walk()
+    assert isinstance(walk.stage.arrive("a"), Go)
+    assert walk.stage.view.running == 1

@@ -1,0 +1,138 @@
+"""What the ladder does to workers, on a machine that slows down."""
+
+from __future__ import annotations
+
+from polystem.capacity.actions import Action, Offload, Pause, Resume
+from polystem.capacity.asks import Go, Wait
+from polystem.capacity.simulation import Coefficients
+from tests.capacity.gate_stage import Stage, filled, let
+
+
+def names(actions: list[Action], kind: type[Pause | Resume | Offload]) -> list[str]:
+    return [action.worker for action in actions if isinstance(action, kind)]
+
+
+def on_hold(stage: Stage) -> list[str]:
+    return [row.worker for row in stage.view.rows if row.on_hold]
+
+
+def test_under_the_line_newcomers_wait_and_prompts_get_the_least_chunk_at_once() -> None:
+    stage = filled(8)
+    stage.slowdown = 1.7
+    stage.passes(2.5)
+    assert stage.view.under_floor
+    assert stage.budget_tokens == stage.settings.chunk_min_tokens
+    assert isinstance(stage.arrive("new"), Wait)
+
+
+def test_the_newest_are_held_at_their_next_turn_and_their_running_one_goes_on() -> None:
+    stage = filled(8)
+    stage.slowdown = 1.5
+    actions = stage.passes(8.0)
+    assert names(actions, Pause) == []
+    held = on_hold(stage)
+    assert held == [f"w{index}" for index in range(8 - len(held), 8)]
+    assert 1 <= len(held) <= 7
+    assert len(stage.running) == 8
+    stage.end("w7")
+    verdict = stage.arrive("w7")
+    assert isinstance(verdict, Wait)
+    assert stage.gate.state_of("w7") == "held"
+
+
+def test_below_half_the_floor_the_newest_stand_still_until_the_others_are_above() -> None:
+    stage = filled(8)
+    stage.slowdown = 3.0
+    actions = stage.passes(8.0)
+    paused = names(actions, Pause)
+    assert paused[0] == "w7"
+    assert paused == [f"w{index}" for index in range(7, 7 - len(paused), -1)]
+    assert stage.view.paused == len(paused)
+    rate_tps = stage.view.measured_tps
+    assert rate_tps is not None
+    assert rate_tps >= 7
+
+
+def test_those_that_stand_still_come_back_the_last_first_when_the_machine_is_itself_again() -> None:
+    stage = filled(8)
+    stage.slowdown = 3.0
+    paused = names(stage.passes(8.0), Pause)
+    stage.slowdown = 1.0
+    back = names(stage.passes(40.0), Resume)
+    assert back == paused[::-1]
+    assert on_hold(stage) == []
+    assert len(stage.running) == 8
+
+
+def test_one_is_always_left_alone() -> None:
+    stage = filled(4)
+    stage.slowdown = 50.0
+    stage.passes(120.0)
+    assert stage.running == ["w0"]
+    assert "w0" not in on_hold(stage)
+
+
+def test_where_nothing_else_runs_what_stands_still_goes_on() -> None:
+    stage = filled(4)
+    stage.slowdown = 50.0
+    stage.passes(60.0)
+    assert names(stage.end("w0"), Resume) == ["w1"]
+    assert stage.running == ["w1"]
+
+
+def test_where_nothing_else_runs_a_turn_on_hold_goes() -> None:
+    stage = filled(3)
+    stage.slowdown = 4.0
+    stage.passes(12.0)
+    assert "w2" in on_hold(stage)
+    for name in list(stage.tokens):
+        stage.end(name)
+    for name in ("w0", "w1"):
+        if name in stage.tokens:
+            stage.end(name)
+    assert stage.view.running == 0
+    assert stage.arrive("w2") == Go()
+
+
+def test_cells_of_workers_on_hold_go_where_they_slow_everybody() -> None:
+    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
+    stage = Stage(samples=60, machine=machine)
+    for index in range(4):
+        stage.arrive(f"w{index}")
+        stage.passes(3.0)
+    assert len(stage.running) == 4
+    for name in list(stage.cells):
+        stage.cells[name] = 4000
+    actions = stage.passes(6.0)
+    assert on_hold(stage)
+    assert names(actions, Offload) == []
+    newest = on_hold(stage)[-1]
+    assert newest in names(stage.end(newest) + stage.passes(1.0), Offload)
+    assert newest not in stage.cells
+    assert stage.view.live + stage.view.held == 4
+
+
+def test_an_offloaded_worker_comes_back_where_there_is_room_for_its_cells_again() -> None:
+    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
+    stage = Stage(samples=60, machine=machine)
+    for index in range(4):
+        stage.arrive(f"w{index}")
+        stage.passes(3.0)
+    for name in list(stage.cells):
+        stage.cells[name] = 4000
+    stage.passes(6.0)
+    newest = on_hold(stage)[-1]
+    stage.end(newest)
+    stage.passes(1.0)
+    assert isinstance(stage.arrive(newest), Wait)
+    left = [name for name in stage.running if name != newest]
+    for name in left[1:]:
+        stage.close(name)
+    assert newest in let(stage.passes(30.0))
+
+
+def test_without_a_ladder_nobody_is_held() -> None:
+    stage = filled(8, ladder=False)
+    stage.slowdown = 3.0
+    assert names(stage.passes(20.0), Pause) == []
+    assert on_hold(stage) == []

@@ -1,0 +1,124 @@
+"""The newcomer's test, on states that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.floor import Demand
+from polystem.capacity.forecast import Forecast, Outside
+from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.rule import FloorRule, GateState
+from polystem.capacity.simulation import Coefficients
+
+POLICY = FloorPolicy(floor_tps=14.0)
+RULE = FloorRule(GateSettings(policy=POLICY))
+
+
+def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_s: float = 0.0) -> GateState:
+    """Four workers live on a machine that has room for twelve; everything else is at peace."""
+    forecast = Forecast(machine or Coefficients(0.020, 0.004, 1e-8, 0.0004))
+    forecast.refresh(Demand(think_s, 40.0), Outside(cells_read))
+    return GateState(
+        now_s=100.0,
+        ask=Ask("n", "t"),
+        policy=POLICY,
+        floor_tps=14.0,
+        live=4,
+        running=4,
+        decoding=4,
+        prefilling=0,
+        held=0,
+        on_hold=0,
+        warming=0,
+        foreign=0,
+        measured_tps=27.0,
+        under_floor=False,
+        samples=1000,
+        settle_until=0.0,
+        cells_after=1000,
+        cells_line=9000,
+        extra_cells=100,
+        mean_cells=100,
+        most_seen=12,
+        seats_after=6,
+        seats_total=256,
+        forecast=forecast,
+    )
+
+
+def test_nothing_binds_at_peace() -> None:
+    assert RULE.blocks(state()) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("settling", {"samples": 39, "settle_until": 101.0}),
+        ("saturated, hold", {"held": 1}),
+        ("saturated, hold", {"on_hold": 1}),
+        ("saturated, hold", {"under_floor": True}),
+        ("warming", {"warming": 1, "most_seen": 4}),
+        ("warming", {"prefilling": 2, "policy": FloorPolicy(floor_tps=14.0, prefill_max_slots=2)}),
+        ("seats", {"seats_after": 257}),
+        ("kv headroom exhausted", {"cells_after": 9001}),
+        ("floor", {"live": 12}),
+        ("floor unreachable", {"floor_tps": 1000.0}),
+    ],
+)
+def test_what_binds_has_a_name(reason: Reason, changes: dict[str, object]) -> None:
+    assert RULE.blocks(replace(state(), **changes)) == reason  # type: ignore[arg-type]
+
+
+def test_the_settle_timer_and_the_samples_each_end_the_settling() -> None:
+    cold = replace(state(), samples=0, settle_until=101.0)
+    assert RULE.blocks(cold) == "settling"
+    assert RULE.blocks(replace(cold, now_s=101.0)) is None
+    assert RULE.blocks(replace(cold, samples=40)) is None
+
+
+def test_guaranteed_workers_need_cells_and_seats_alone() -> None:
+    guaranteed = replace(state(), policy=FloorPolicy(floor_tps=14.0, guarantee_min_sessions=20), live=15, held=3)
+    assert RULE.blocks(guaranteed) is None
+    assert RULE.blocks(replace(guaranteed, cells_after=9001)) == "kv headroom exhausted"
+
+
+def test_thinking_makes_room_until_all_at_once_would_be_far_too_many() -> None:
+    busy = state(think_s=0.0)
+    idle = state(think_s=200.0)
+    assert RULE.blocks(replace(busy, live=20)) == "floor"
+    assert RULE.blocks(replace(idle, live=20)) is None
+    assert RULE.blocks(replace(idle, live=31)) == "burst"
+
+
+def test_a_load_that_was_never_carried_is_tried_by_the_mean() -> None:
+    class Doubting(Coefficients):
+        """Doubts everything beyond one stream."""
+
+        def upper_s(self, load: object) -> float:
+            return 10.0
+
+    unseen = replace(state(Doubting(0.020, 0.004, 1e-8)), live=1, most_seen=1)
+    assert RULE.blocks(unseen) is None
+    assert RULE.blocks(replace(unseen, most_seen=2)) == "floor"
+    assert RULE.blocks(replace(unseen, live=2)) == "floor"
+    assert RULE.blocks(replace(unseen, floor_tps=40.0)) == "floor"
+
+
+def test_one_more_may_not_lower_what_all_decode_together() -> None:
+    reading = Coefficients(0.001, 0.0001, 0.0, 0.0001, 1e-6)
+    costly = replace(state(reading, cells_read=6000), live=8, mean_cells=1000, extra_cells=1000, floor_tps=1.0)
+    assert RULE.blocks(costly) == "no gain"
+    assert RULE.blocks(replace(costly, live=3)) is None
+    assert RULE.blocks(replace(costly, mean_cells=10, extra_cells=10)) is None
+
+
+def test_nobody_warms_where_so_many_streams_were_carried_before() -> None:
+    assert RULE.blocks(replace(state(), warming=3, most_seen=5)) is None
+    assert RULE.blocks(replace(state(), warming=3, most_seen=5, foreign=1)) == "warming"
+
+
+def test_a_quarter_may_warm_and_at_least_one() -> None:
+    assert [RULE.warming_most(live) for live in (0, 1, 7, 8, 40)] == [1, 1, 1, 2, 10]
