@@ -46,10 +46,10 @@ PREFIX_TOKENS = 875
 CROWD_TOKENS = 64
 WORK = {
     SMOLLM2: CourierSettings(
-        packages=PACKAGES, concurrency=PACKAGES, prefix_tokens=PREFIX_TOKENS, mode="replay", steps=7
+        packages=PACKAGES, concurrency=PACKAGES, prefix_tokens=PREFIX_TOKENS, mode="replay", steps=6
     ),
     NANO: CourierSettings(
-        packages=PACKAGES, concurrency=PACKAGES, prefix_tokens=PREFIX_TOKENS, mode="replay", steps=14,
+        packages=PACKAGES, concurrency=PACKAGES, prefix_tokens=PREFIX_TOKENS, mode="replay", steps=12,
         turn_tokens=(48, 112), tool_delay_s=(0.01, 0.05),
     ),
 }  # fmt: skip
@@ -71,14 +71,14 @@ class Size:
 
 
 FULL = {
-    SMOLLM2: Size(crowd_rounds=2, limits=(4, 6, 7, 8, 10), pairs=5, means=2),
+    SMOLLM2: Size(crowd_rounds=1, limits=(6, 8, 10), pairs=5, means=1),
     NANO: Size(
-        crowd_rounds=3, limits=(2, 4, 5, 6, 7, 8, 10, 12), pairs=5, means=2, kinds=tuple(KINDS), disturbed_rounds=2,
-        rival_limits=(4, 5, 6, 7, 8, 10, 12, 16), prompt_rounds=3,
+        crowd_rounds=1, limits=(4, 5, 6, 8, 12), pairs=5, means=1, kinds=tuple(KINDS), disturbed_rounds=1,
+        rival_limits=(4, 6, 8, 12), prompt_rounds=1,
     ),
 }  # fmt: skip
 QUICK = Size(crowd_rounds=1, limits=(8,), pairs=1, means=1, prompt_rounds=1)
-QUICK_STEPS = 6
+QUICK_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
