@@ -265,7 +265,7 @@ async def main() -> int:
     figures = decided_figures(decided_ms(2000 if arguments.quick else 20000))
     settings, models = dict[str, Any](), [NANO] if arguments.quick else [NANO, SMOLLM2]
     for model in models:
-        spent, settings[model] = await read_ms(model, 10 if arguments.quick else 60)
+        spent, settings[model] = await read_ms(model, 10 if arguments.quick else 20)
         figures += read_figures(model, spent)
     measured = [Model.of(model, model_path(model)) for model in models]
     return hand_in("admission", arguments, figures, settings=settings, models=measured)
