@@ -303,6 +303,21 @@ def test_a_row_that_no_file_can_keep_is_told_of_and_takes_no_other_along(
     assert caplog.text.count("cannot be kept, which is a fault of ours") == 2
 
 
+def test_a_change_that_fails_half_way_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path / "store") as (store, _):
+        store.put_path("s", TokenPath([1, 2, 3, 4]))
+    with database(tmp_path / "store") as connection:
+        connection.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON paths WHEN new.tokens = 2 BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+    with opened(tmp_path / "store") as (store, _):
+        store.put_path("s", TokenPath([1, 9]))
+        store.put_path("t", TokenPath([5]))
+        assert asyncio.run(store.flushed())
+    assert "'s' cannot be kept" in caplog.text
+    assert held(tmp_path / "store")[1] == {"s": (1, 2, 3, 4), "t": (5,)}
+
+
 # --- what ends a server -----------------------------------------------------------------------------------------------
 
 Act: TypeAlias = tuple[str, int, int]

@@ -73,7 +73,7 @@ def in_whole_passes(prefill_tokens: int, *, decoding: int, pass_tokens: int) -> 
     """
     beyond = (decoding + prefill_tokens) % pass_tokens
     fewer = prefill_tokens - beyond
-    return fewer if 2 * fewer >= prefill_tokens else prefill_tokens
+    return fewer if 2 * beyond < pass_tokens and 2 * fewer >= prefill_tokens else prefill_tokens
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:

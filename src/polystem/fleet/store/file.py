@@ -202,14 +202,17 @@ class StoreFile:
     def _write_group(
         self, connection: sqlite3.Connection, changes: Mapping[Key, Change], written: dict[str, TokenPath]
     ) -> None:
-        """Writes all changes; `written` gets the transcripts among them."""
+        """Writes all changes; `written` gets the transcripts among them. One that cannot be kept changes nothing."""
         for key, change in changes.items():
+            connection.execute("SAVEPOINT change")
             try:
                 self._write_one(connection, key, change, written)
             except Exception as exc:
                 if not _is_of_the_row(exc):
                     raise
+                connection.execute("ROLLBACK TO change")
                 _log.exception("%s: %s %r cannot be kept, which is a fault of ours; please report it", self.path, *key)
+            connection.execute("RELEASE change")
 
     def _write_one(
         self, connection: sqlite3.Connection, key: Key, change: Change, written: dict[str, TokenPath]
@@ -297,11 +300,14 @@ def _write_path(connection: sqlite3.Connection, session: bytes, old: TokenPath, 
 def _paths(connection: sqlite3.Connection) -> dict[str, TokenPath]:
     """The transcripts by session, the one saved longest ago first."""
     parts: dict[bytes, list[bytes]] = {}
+    read_bytes = 0  # of the session whose parts are being read
     for session, start, ids in connection.execute("SELECT session, start, ids FROM parts ORDER BY session, start"):
-        found = parts.setdefault(session, [])
-        if sum(map(len, found)) != 4 * start:
+        if session not in parts:
+            parts[session], read_bytes = [], 0
+        if read_bytes != 4 * start:
             raise ValueError(f"the transcript of session {_name(session)!r} has a gap before token {start}")
-        found.append(ids)
+        parts[session].append(ids)
+        read_bytes += len(ids)
     paths: dict[str, TokenPath] = {}
     for session, tokens in connection.execute("SELECT session, tokens FROM paths ORDER BY rowid"):
         path = _path(b"".join(parts.pop(session, ())))
