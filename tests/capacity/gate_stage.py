@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from polystem.capacity.actions import Action, Expire, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Go, Refused, Verdict
 from polystem.capacity.facts import Facts, Step
@@ -18,7 +20,8 @@ TICK_S = 0.1
 class Stage:
     """The gate and its engine. A step takes what `machine` says, times `slowdown`, with `foreign` streams in it.
 
-    `tokens` are those of each turn that was let in and has not ended, `cells` the private cells of each worker.
+    `tokens` are those of each turn that was let in and has not ended, `cells` the private cells of each worker; a turn
+    in `stuck` waits inside for what others hold. `decided` counts actions by kind.
     Twelve streams keep a floor of 14 on this machine, thirteen do not.
     """
 
@@ -47,6 +50,8 @@ class Stage:
         self.seats_total = seats_total
         self.tokens: dict[str, int] = {}
         self.paused: set[str] = set()
+        self.stuck: set[str] = set()
+        self.decided: Counter[str] = Counter()
         self.cells: dict[str, int] = {}
         self.ended: dict[str, str] = {}
         self.budget_tokens: int | None = None
@@ -108,7 +113,7 @@ class Stage:
         return actions
 
     def observe(self) -> None:
-        active = [worker for worker in self.tokens if worker not in self.paused]
+        active = self.running
         self.gate.observe(
             Facts(
                 steps=tuple(self._steps[-200:]),
@@ -132,6 +137,7 @@ class Stage:
         return list(actions)
 
     def _carry_out(self, action: Action) -> None:
+        self.decided[type(action).__name__] += 1
         if isinstance(action, Let):
             self._begin(action.worker, 10)
         elif isinstance(action, Pause):
@@ -155,14 +161,13 @@ class Stage:
         self.cells.setdefault(worker, cells)
 
     def _run_engine(self) -> None:
-        decoding = sum(worker not in self.paused for worker in self.tokens) + self.foreign
+        decoding = len(self.running) + self.foreign
         if not decoding:
             self._engine_at = self.now_s
         while self._engine_at < self.now_s and decoding:
             self._steps.append(self._step(decoding))
-            for worker in self.tokens:
-                if worker not in self.paused:
-                    self.tokens[worker] += 1
+            for worker in self.running:
+                self.tokens[worker] += 1
 
     def _step(self, decoding: int) -> Step:
         load = StepLoad(decoding, self.pool_cells + sum(self.cells.values()))
@@ -179,7 +184,7 @@ class Stage:
 
     @property
     def running(self) -> list[str]:
-        return [worker for worker in self.tokens if worker not in self.paused]
+        return [worker for worker in self.tokens if worker not in self.paused | self.stuck]
 
 
 def let(actions: list[Action]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import TypeAlias
 
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from polystem.capacity.asks import Go, Refused, RestoredWorker, Wait
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy
+from polystem.capacity.simulation import Coefficients
 from polystem.capacity.step_model import StepModel
 from tests.capacity.gate_stage import Stage
 
@@ -27,7 +30,8 @@ class Walk:
     of them whose request waits. A worker's name is never used again once it has ended."""
 
     def __init__(self) -> None:
-        self.stage = Stage(samples=0, cells_total=20_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0)
+        machine = Coefficients(0.020, 0.004, 6e-6, 0.0004)
+        self.stage = Stage(machine=machine, cells_total=60_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0)
         self.known: set[str] = set()
         self.present: set[str] = set()
         self.lives: dict[int, int] = {}
@@ -78,7 +82,7 @@ class Walk:
         held = sorted(self.stage.cells)
         if held:
             name = held[a % len(held)]
-            self.stage.cells[name] = max(1, self.stage.cells[name] // 3 if b % 2 else self.stage.cells[name] + 300 * b)
+            self.stage.cells[name] = max(1, self.stage.cells[name] // 3 if b % 2 else self.stage.cells[name] + 900 * b)
 
     def reclaim(self, a: int, b: int) -> None:
         """The cells of somebody who thinks go to others."""
@@ -87,10 +91,10 @@ class Walk:
             del self.stage.cells[idle[a % len(idle)]]
 
     def passes(self, a: int, b: int) -> None:
-        self.stage.passes(0.5 * (1 + a))
+        self.stage.passes(0.2 * (1 + a * a % 50))
 
     def slow(self, a: int, b: int) -> None:
-        self.stage.slowdown = (1.0, 1.0, 1.5, 4.0)[a % 4]
+        self.stage.slowdown = (1.0, 1.0, 2.0, 6.0)[a % 4]
 
     def foreign(self, a: int, b: int) -> None:
         self.stage.foreign = (0, 0, 2, 9)[a % 4]
@@ -201,6 +205,22 @@ def test_a_walk_through_every_act() -> None:
     walk = Walk()
     walk.play(moves)
     assert walk.done + walk.cancelled > 0
+
+
+def test_walks_meet_every_kind_of_action() -> None:
+    decided: Counter[str] = Counter()
+    for seed in range(12):
+        source = random.Random(seed)
+        walk = Walk()
+        walk.play([(source.choice(ACTS), source.randrange(12), source.randrange(8)) for _ in range(150)])
+        decided += walk.stage.decided
+    walk = Walk()
+    grown = [("grow", index, 6) for index in range(6)]
+    crowd = [move for index in range(6) for move in (("ask", index, 0), ("passes", 4, 0))]
+    walk.play([*crowd, *grown, ("passes", 7, 0), *[("end", 5, 0)] * 6, ("passes", 3, 0)])
+    decided += walk.stage.decided
+    assert set(decided) == {"Let", "Pause", "Resume", "Offload", "SetBudget", "Expire", "Forget"}
+    assert min(decided.values()) >= 2, decided
 
 
 def test_a_walk_that_loses_somebody_is_noticed() -> None:

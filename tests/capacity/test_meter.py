@@ -32,6 +32,15 @@ def test_the_rate_is_one_over_the_mean_step_of_the_window() -> None:
     assert meter.cells_read is None
 
 
+def test_steps_longer_than_the_window_are_measured_all_the_same() -> None:
+    meter = StepMeter(window_s=2.0)
+    for index in range(4):
+        meter.new_steps([step(3.0 * index, 3.0)], 3.0 * index)
+    assert meter.measured_tps == pytest.approx(1 / 3)
+    meter.new_steps([], 20.0)
+    assert meter.measured_tps is None
+
+
 def test_steps_that_decode_nothing_or_take_no_time_are_no_rate() -> None:
     meter = StepMeter()
     meter.new_steps([step(0.1 * index, decoding=0) for index in range(5)], 1.0)

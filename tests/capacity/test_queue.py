@@ -125,6 +125,15 @@ def test_a_place_lapses_once_and_only_where_its_worker_stays_away() -> None:
     assert line.lapsed(350.0) == ["c"]
 
 
+def test_a_place_that_was_left_twice_at_one_moment_lapses_once() -> None:
+    line = queue()
+    line.join("a", "t")
+    line.go_absent("a", 0.0, promised_at=1.0)
+    line.come_back("a")
+    line.go_absent("a", 0.0, promised_at=1.0)
+    assert line.lapsed(300.0) == ["a"]
+
+
 def test_tenants_without_a_place_are_not_remembered_for_ever() -> None:
     line = queue()
     for index in range(3 * LINES_REMEMBERED):

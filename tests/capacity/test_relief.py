@@ -80,6 +80,17 @@ def test_where_nothing_else_runs_what_stands_still_goes_on() -> None:
     assert stage.running == ["w1"]
 
 
+def test_a_turn_inside_that_waits_for_cells_of_one_that_stands_still_sets_it_going() -> None:
+    stage = filled(3)
+    stage.slowdown = 50.0
+    stage.passes(60.0)
+    assert stage.running == ["w0"]
+    stage.stuck.add("w0")
+    assert names(stage.passes(1.0), Resume) == ["w1"]
+    stage.stuck.add("w1")
+    assert names(stage.passes(1.0), Resume) == ["w2"]
+
+
 def test_where_nothing_else_runs_a_turn_on_hold_goes() -> None:
     stage = filled(3)
     stage.slowdown = 4.0

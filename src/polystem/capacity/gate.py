@@ -61,6 +61,8 @@ __all__ = [
 
 _LOOKED_BEHIND = 16
 """How many are looked at behind one that waits for cells."""
+_LOOKS_TO_BE_STUCK = 3
+"""Looks in a row at an engine in which none of our turns moves before one that stands still goes on."""
 _PASSED_S = 30.0
 """How long one that waits for cells may be passed."""
 
@@ -374,10 +376,14 @@ class FloorGate:
 
     def _let_held(self, now_s: float, actions: list[Action]) -> None:
         """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait,
-        first come, first served."""
+        first come, first served. A turn inside that waits for cells of one that stands still does not run."""
         roster = self._parts.roster
-        if roster.paused and not roster.running:
+        stuck = self._parts.looks_at_nothing >= _LOOKS_TO_BE_STUCK
+        if roster.paused and (stuck or not roster.running):
             actions.append(self._relief.resume_last(now_s))
+            if stuck:  # the ladder leaves it alone for as long as between two pauses
+                self._parts.looks_at_nothing = 0
+                self._parts.ladder.paused(now_s)
         while roster.waiting:
             free = (worker for worker in roster.waiting.values() if not worker.on_hold)
             first = next(free, None) or next(iter(roster.waiting.values()))

@@ -125,6 +125,8 @@ class Learning:
         ours = sum(tokens > 0 and name in running for name, tokens in facts.turn_tokens.items())
         self._foreign_seen = [*self._foreign_seen[1 - _FOREIGN_SEEN :], max(0, facts.decoding - ours)]
         self._parts.foreign = min(self._foreign_seen) if len(self._foreign_seen) == _FOREIGN_SEEN else 0
+        nothing = bool(running) and facts.prefilling == 0 and facts.decoding <= self._parts.foreign
+        self._parts.looks_at_nothing = self._parts.looks_at_nothing + 1 if nothing else 0
 
     def _charge_beyond(self, worker: Worker, before_tokens: int) -> None:
         """Charges its tenant for what it was served since, beyond what was paid beforehand."""

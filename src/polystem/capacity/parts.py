@@ -29,6 +29,7 @@ class GateParts:
         policy: holds for all; like `max_workers` it can be set while the gate runs.
         facts: what the engine said of itself last.
         foreign: streams that the gate did not let in.
+        looks_at_nothing: how often in a row none of our turns was seen to decode or prefill, though some are inside.
         cold_since: when somebody was first let in on an engine that little is known of.
         waived: when a newcomer was waited for no longer that did not settle, and how long it had been waited for, to be
             told to the next one that waited.
@@ -51,6 +52,7 @@ class GateParts:
     max_workers: int | None
     facts: Facts = field(default_factory=Facts)
     foreign: int = 0
+    looks_at_nothing: int = 0
     cold_since: float | None = None
     draining: bool = False
     waived: tuple[float, float] | None = None

@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 __all__ = ["FairQueue", "Place"]
 
@@ -149,6 +150,7 @@ class FairQueue:
             kept_until, order = heapq.heappop(self._lapses)
             place = self._by_order.get(order)
             if place is not None and not place.present and place.kept_until == kept_until:
+                place.kept_until = inf  # told once, however often it went away at this moment
                 found.append(place.worker)
         return found
 
