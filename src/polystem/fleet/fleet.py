@@ -19,7 +19,7 @@ from typing import TypeAlias
 from polystem.capacity.asks import WorkerState
 from polystem.capacity.fits import FitStore
 from polystem.capacity.gate import FloorGate
-from polystem.capacity.policy import FloorPolicy
+from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
@@ -117,6 +117,16 @@ class Fleet:
         self._open_desk(stored)
         self._supervisor.start()
 
+    def _capped(self, gate: GateSettings) -> GateSettings:
+        """The fleet's own prefill budget bounds the gate's."""
+        most = self.settings.prefill_budget_tokens
+        if most is None:
+            return gate
+        chunk_max_tokens = min(most, gate.chunk_max_tokens)
+        return replace(
+            gate, chunk_max_tokens=chunk_max_tokens, chunk_min_tokens=min(gate.chunk_min_tokens, chunk_max_tokens)
+        )
+
     def _take_up(self, stored: StoredFleet) -> None:
         """Pools come back to be built again, sessions with their transcripts and no cells."""
         for pool in stored.pools:
@@ -135,7 +145,7 @@ class Fleet:
             return
         fits = FitKeeper(self.engine.info, floor, self._fits, self._clock)
         model, demand = fits.start()
-        gate = FloorGate(floor.gate, model, rule=floor.rule, demand=demand)
+        gate = FloorGate(self._capped(floor.gate), model, rule=floor.rule, demand=demand)
         facts = FactsReader(self._ledger, self._sessions)
         roll = Roll(self._journal, self._clock, members_of(stored))
         self.floor_desk = FloorDesk(
@@ -149,7 +159,6 @@ class Fleet:
             self._policies,
             roll,
             self._offload,
-            self.settings.prefill_budget_tokens,
         )
         self.floor_desk.start()
 
@@ -223,9 +232,7 @@ class Fleet:
         async with await self._gate.admit(partial(self._bookings, turn)) as lease:
             try:
                 await lease.cleared()
-                if passage is not None:
-                    await passage.go()
-                await self._generate(turn)
+                await self._generate(turn, passage)
             finally:
                 await to_the_end(self._settle(turn))
 
@@ -233,10 +240,13 @@ class Fleet:
         self._supervisor.notice()
         return self._planner.bookings(turn)
 
-    async def _generate(self, turn: Turn) -> None:
+    async def _generate(self, turn: Turn, passage: Passage | None) -> None:
         account, placement = turn.account, turn.placement
         assert account is not None
         async with account.guard:
+            self._supervisor.notice()
+        if passage is not None:
+            await passage.go()
             self._supervisor.notice()
         if turn.epoch != self._ledger.epoch:
             raise EngineRestarting("it ended before the turn began")
@@ -340,6 +350,7 @@ class Fleet:
         for pool in self._pools_of(session_id):
             await self._disown(pool)
         self._gate.advance()
+        await self._journal.flushed()
         return ClosedSession(session_id, found=True, dropped_cells=max(0, dropped))
 
     def _pools_of(self, session_id: str) -> list[Pool]:
@@ -427,9 +438,13 @@ class Fleet:
     async def release_pool(self, pool_id: int) -> None:
         """Ends a pool. Raises PoolNotFound, PoolInUse while running turns borrow its cells."""
         await self._keeper.release(self._ledger.tree.get(pool_id))
+        await self._journal.flushed()
 
     def pin_pool(self, pool_id: int, pinned: bool) -> PoolView:
-        """Keeps an ephemeral pool from being dropped when cells are needed, or no longer. Raises PoolNotFound."""
+        """Keeps an ephemeral pool from being dropped when cells are needed, or no longer. Raises PoolNotFound.
+
+        Where there is a store, it is written down soon after this returns; so is a pool's policy.
+        """
         pool = self._ledger.tree.get(pool_id)
         pool.pinned = pinned
         self._journal.pool(pool)
@@ -461,7 +476,10 @@ class Fleet:
         return None if self.floor_desk is None else self.floor_desk.gate.policy
 
     def set_floor(self, policy: FloorPolicy) -> None:
-        """Replaces the policy that holds for everybody; nobody who was let in has to go. Raises ConfigError."""
+        """Replaces the policy that holds for everybody, in this process; nobody who was let in has to go.
+
+        Raises ConfigError.
+        """
         self._floor().set_policy(policy)
 
     def max_workers(self) -> int | None:

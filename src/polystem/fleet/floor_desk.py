@@ -57,6 +57,10 @@ def _going() -> asyncio.Event:
     return event
 
 
+def _gate_failed() -> Unavailable:
+    return Unavailable("the admission check failed; look at the server's log", reason="gate_failed")
+
+
 @dataclass(slots=True, eq=False)
 class Passage:
     """One turn at the gate. `inside` says that the gate has let it in, `going` is clear while it is paused.
@@ -85,7 +89,7 @@ class Passage:
 class FloorDesk:
     """The asyncio side of one floor gate.
 
-    `offload` gives up the cells of a session that stands still. No prefill budget is above `most_budget_tokens`.
+    `offload` gives up the cells of a session that stands still.
     `view` is what the gate showed of itself at the last tick. `faults` counts failures of the gate itself: they are
     logged, and the desk goes on.
     """
@@ -102,10 +106,8 @@ class FloorDesk:
         policies: PoolPolicies,
         roll: Roll,
         offload: Callable[[str], None],
-        most_budget_tokens: int | None = None,
     ) -> None:
         self._offload = offload
-        self._most_budget_tokens = most_budget_tokens
         self.gate = gate
         self._model = model
         self._engine = engine
@@ -154,13 +156,20 @@ class FloorDesk:
         self._turn_away(lambda: EngineLost(detail))
 
     def _turn_away(self, error: Callable[[], PolystemError]) -> None:
-        for passage in self._passages.values():
+        """Everybody who waits leaves the gate before the first is told, so that none of them is let in meanwhile."""
+        waiting = [passage for passage in self._passages.values() if not passage.inside]
+        for passage in waiting:
+            del self._passages[passage.ask.worker]
+            self._withdraw(passage)
+        for passage in waiting:
             if not passage.let.done():
                 passage.let.set_exception(error())
+        self.wake()
 
     def engine_restarted(self) -> None:
         """The engine has started anew: steps may take another time, and it has forgotten budget and pauses."""
         self.gate.engine_restarted(self._clock.now_s())
+        self._facts.engine_restarted()
         for passage in self._passages.values():
             passage.going.set()
         if self._budget_tokens is not None:
@@ -220,7 +229,7 @@ class FloorDesk:
         except Exception as error:
             self._note_fault(error)
             self._take_back(ask, was_known=state is not None)
-            raise Unavailable("the admission check failed; look at the server's log", reason="gate_failed") from error
+            raise _gate_failed() from error
 
     def _take_back(self, ask: Ask, *, was_known: bool) -> None:
         """Undoes what a failed arrival may have left in the gate: nobody of this turn waits or runs."""
@@ -270,17 +279,25 @@ class FloorDesk:
     def _patience_s(self, passage: Passage) -> float:
         if self.gate.state_of(passage.ask.worker) != "queued":
             return float("inf")  # a continuation is never refused
-        asked_s, own_s = passage.turn.request.admit_wait_s, self._settings.admit_wait_s
-        return asked_s if asked_s is not None else float("inf") if own_s is None else own_s
+        for limit_s in (passage.turn.request.admit_wait_s, self._settings.admit_wait_s):
+            if limit_s is not None:
+                return limit_s
+        return float("inf")
 
-    def _give_up(self, passage: Passage) -> AdmissionRefused:
+    def _give_up(self, passage: Passage) -> PolystemError:
         """Takes a passage out that was not let in in time; a named worker keeps its place for a retry."""
-        ask = passage.ask
-        del self._passages[ask.worker]
-        refused = self.gate.leave(ask.worker, self._clock.now_s(), keeps_place=ask.named)
+        del self._passages[passage.ask.worker]
+        refused = self._withdraw(passage)
         self._act()
-        assert refused is not None
-        return self._refusal(ask, refused)
+        return _gate_failed() if refused is None else self._refusal(passage.ask, refused)
+
+    def _withdraw(self, passage: Passage) -> Refused | None:
+        """Tells the gate that a turn waits no longer; returns what it is told, None where the gate fails."""
+        try:
+            return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named)
+        except Exception as error:
+            self._note_fault(error)
+            return None
 
     def _refusal(self, ask: Ask, refused: Refused) -> AdmissionRefused:
         return AdmissionRefused(
@@ -297,16 +314,19 @@ class FloorDesk:
         if self._passages.get(worker) is not passage:
             return
         del self._passages[worker]
-        now_s = self._clock.now_s()
-        try:
-            if passage.inside:
-                self.gate.end_turn(worker, now_s, output_tokens=len(passage.turn.output))
-            else:
-                self.gate.leave(worker, now_s, keeps_place=passage.ask.named)
-        except Exception as error:
-            self._note_fault(error)
+        if passage.inside:
+            self._end_turn(passage)
+        else:
+            self._withdraw(passage)
         self._act()
         self.wake()
+
+    def _end_turn(self, passage: Passage) -> None:
+        tokens = len(passage.turn.output)
+        try:
+            self.gate.end_turn(passage.ask.worker, self._clock.now_s(), output_tokens=tokens)
+        except Exception as error:
+            self._note_fault(error)
 
     def close_worker(self, worker: str) -> bool:
         """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
@@ -344,12 +364,19 @@ class FloorDesk:
                 self._note_fault(error)
 
     def _find_the_lost(self) -> None:
-        """A decision that failed half way may have let turns in, or workers go, without saying so."""
+        """A decision that failed half way has decided more than it could say: carries out what the gate believes."""
         now_s = self._clock.now_s()
         for worker, passage in self._passages.items():
-            is_live = self.gate.state_of(worker) == "live"
-            if is_live and not passage.inside and self.gate.waiting(worker, now_s) is None:
+            state = self.gate.state_of(worker)
+            if not passage.inside and state == "live" and self.gate.waiting(worker, now_s) is None:
                 self._let(passage, Go())
+            elif passage.inside and state == "live" and not passage.going.is_set():
+                self._resume(passage)
+            elif passage.inside and state == "held" and passage.going.is_set():
+                self._pause(passage)
+        budget_tokens = self.gate.snapshot(now_s).prefill_budget_tokens
+        if budget_tokens is not None:
+            self._set_budget(budget_tokens)
         for worker in self._roll.workers():
             if self.gate.state_of(worker) is None:
                 self._roll.gone(worker)
@@ -365,16 +392,20 @@ class FloorDesk:
             case Offload(worker):
                 self._offload(worker)
             case SetBudget(tokens):
-                self._budget_tokens = min(tokens, self._most_budget_tokens or tokens)
-                self._engine.set_prefill_budget(self._budget_tokens)
+                self._set_budget(tokens)
             case Expire(worker) | Forget(worker):
                 self._roll.gone(worker)
 
     def _let(self, passage: Passage, verdict: Go) -> None:
         passage.inside = True
-        passage.newly_admitted = self._roll.admitted(passage.ask, passage.turn.request.floor_tps)
+        kept = verdict.reason is None  # one that is let in with a warning has no floor of its own
+        passage.newly_admitted = self._roll.admitted(passage.ask, passage.turn.request.floor_tps if kept else None)
         if not passage.let.done():
             passage.let.set_result(verdict)
+
+    def _set_budget(self, tokens: int) -> None:
+        self._budget_tokens = tokens
+        self._engine.set_prefill_budget(tokens)
 
     def _pause(self, passage: Passage | None) -> None:
         if passage is not None:
@@ -394,7 +425,10 @@ class FloorDesk:
         while True:
             await self._something_to_do.wait()
             self._tick()
-            await self._fits.save_when_due(self._model, self.gate.demand)
+            try:
+                await self._fits.save_when_due(self._model, self.gate.demand)
+            except Exception as error:
+                self._note_fault(error)
             if self._is_idle():
                 self._something_to_do.clear()
             await self._clock.sleep(self._settings.tick_s)
@@ -422,8 +456,10 @@ class FloorDesk:
         return not (workers or view.decoding or view.foreign or view.prefilling or view.prefill_backlog_tokens)
 
     def _note_fault(self, error: Exception) -> None:
+        """Counts a failure of the gate; one may come with each tick, so only each power of two is logged."""
         self.faults += 1
-        _log.error("the floor gate failed, it goes on (failure %d)", self.faults, exc_info=error)
+        if self.faults & (self.faults - 1) == 0:
+            _log.error("the floor gate failed, it goes on (failure %d)", self.faults, exc_info=error)
 
     # --- told and asked at run time -------------------------------------------------------------------------------
 
@@ -450,7 +486,7 @@ class FloorDesk:
         for worker, passage in self._passages.items():
             state = self.gate.state_of(worker)
             assert state is not None
-            assert passage.inside == passage.let.done() or passage.let.cancelled() or passage.let.exception()
+            assert passage.inside == passage.let.done()
             assert not (passage.inside and state == "queued")
         for worker in self._roll.admitted_workers:
             assert self.gate.state_of(worker) in ("live", "held")

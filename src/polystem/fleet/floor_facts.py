@@ -24,6 +24,10 @@ class FactsReader:
         self._sessions = sessions
         self._last_step_at = float("-inf")
 
+    def engine_restarted(self) -> None:
+        """The steps of the new boot may be told by another clock."""
+        self._last_step_at = float("-inf")
+
     def read(self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str]) -> Facts:
         """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
         ledger = self._ledger

@@ -61,7 +61,7 @@ class FloorSettings:
         gate: whom the gate lets in.
         admit_wait_s: how long a new worker waits to be let in before it is refused; a request may say otherwise. None
             waits as long as the request lives.
-        tick_s: how often the gate looks at the engine, and how old a published view is at most.
+        tick_s: how often the gate looks at the engine while there is anything to do; a view is published each time.
         fit_saved_every_s: how often the fitted step model is stored.
         prior: what the step model starts from where none is stored; None assumes a slow machine.
         rule: decides about newcomers in place of the floor, for comparisons.
