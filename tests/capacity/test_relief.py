@@ -72,6 +72,14 @@ def test_one_is_always_left_alone() -> None:
     assert "w0" not in on_hold(stage)
 
 
+def test_the_last_that_is_not_on_hold_is_not_held_however_long_it_is_under_the_floor() -> None:
+    stage = filled(2)
+    stage.slowdown = 3.0
+    stage.passes(60.0)
+    assert stage.view.under_floor
+    assert on_hold(stage) == ["w1"]
+
+
 def test_where_nothing_else_runs_what_stands_still_goes_on() -> None:
     stage = filled(4)
     stage.slowdown = 50.0
