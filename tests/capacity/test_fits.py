@@ -69,11 +69,14 @@ def test_a_fit_holds_for_exactly_its_key(store: FitStore, part: str) -> None:
 
 
 def test_a_new_fit_replaces_the_one_with_its_key_and_leaves_the_others(store: FitStore) -> None:
-    other = replace(STORED, key=replace(KEY, kv="q8_0/f16"), at_s=1001.0)
-    newer = replace(STORED, at_s=1002.0)
-    for each in (STORED, other, newer):
+    other = replace(STORED, key=replace(KEY, kv="q8_0/f16"), at_s=1002.0)
+    newer = replace(STORED, at_s=1001.0)
+    for each in (STORED, newer, other):
         store.put(each)
-    assert store.entries() == (other, newer)
+    assert store.entries() == (newer, other), "oldest first"
+    store.put(replace(newer, at_s=1003.0))
+    store.put(replace(other, at_s=1001.5))
+    assert [entry.at_s for entry in store.entries()] == [1001.5, 1003.0]
 
 
 def test_no_file_is_no_fit_and_no_complaint(store: FitStore, caplog: pytest.LogCaptureFixture) -> None:

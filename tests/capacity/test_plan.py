@@ -140,12 +140,17 @@ def test_prompts_that_come_with_each_turn_take_their_share() -> None:
     assert least < crowd.prefill_share < most
 
 
-def test_without_thinking_the_prefill_share_is_that_of_a_closed_loop() -> None:
-    shape = replace(SHAPE, think_s=0, result_tokens=50)
-    rho = curve_of(shape).crowd(4).prefill_share
-    prompt_s = 50 * (0.002 + 1e-7 * shape.cells(4))
-    decode_s = 40 * FIT.mean_s(curve_of(shape).crowd(4).load(4)) / (1 - rho)
-    assert rho == pytest.approx(4 * prompt_s / (decode_s + prompt_s), rel=0.03)
+@pytest.mark.parametrize("workers", [1, 4, 40])
+def test_without_thinking_the_prefill_share_is_that_of_a_closed_loop(workers: int) -> None:
+    shape = replace(SHAPE, think_s=0, result_tokens=20)
+    crowd = curve_of(shape).crowd(workers)
+    prompt_s = 20 * (0.002 + 1e-7 * shape.cells(workers))
+    decode_s = 40 * FIT.mean_s(crowd.load(workers)) / (1 - crowd.prefill_share)
+    assert crowd.prefill_share == pytest.approx(workers * prompt_s / (decode_s + prompt_s), rel=0.03)
+
+
+def test_the_gate_admits_up_to_its_share_less_the_hysteresis() -> None:
+    assert PlanLimits(1000, under_share=0.1, hysteresis=0.2).share_line == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def share_under_floor(workers: int, floor_tps: float, demand: Demand, times: Ste
     highest = max(logs)
     under = above = 0.0
     for streams, each in enumerate(logs, start=1):
-        weight = streams * exp(each - highest) if each > highest - 700 else 0.0
+        weight = streams * exp(each - highest)
         if streams > keeping:
             under += weight
         else:
