@@ -27,7 +27,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": True}, "Field 'n': type must be number, but is boolean", "n"),
     ({"max_tokens": 1.5}, "Field 'max_tokens': must be a whole number, but is 1.5", "max_tokens"),
     ({"temperature": 3}, "Field 'temperature': must be less than or equal to 2, but is 3", "temperature"),
-    ({"floor_tps": 0}, "Field 'floor_tps': must be greater than 0, but is 0", "floor_tps"),
+    ({"floor_tps": 0}, "Field 'floor_tps': must be greater than or equal to 0.001, but is 0", "floor_tps"),
     ({"floor_tps": "15"}, "Field 'floor_tps': type must be number, but is string", "floor_tps"),
     ({"admit_wait_s": -1}, "Field 'admit_wait_s': must be greater than or equal to 0, but is -1", "admit_wait_s"),
     (
