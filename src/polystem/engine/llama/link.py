@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -68,6 +69,7 @@ class ChildLink:
             )
         self._connection: Connection | None = Connection(ours.detach())
         self._loop.add_reader(self._connection.fileno(), self._read)
+        Thread(target=self._watch, name="polystem-engine-watch", daemon=True).start()
         self._send_raw(pickle.dumps(settings, 5))
 
     @property
@@ -94,6 +96,21 @@ class ChildLink:
             self._hang_up()
             return
         self._on_report(*unpack(raw))
+
+    def _watch(self) -> None:
+        """Tells of the end of the process by itself: that the socket has ended was once not told for a minute."""
+        self._process.wait()
+        with suppress(RuntimeError):  # the event loop has ended before
+            self._loop.call_soon_threadsafe(self._read_to_the_end)
+
+    def _read_to_the_end(self) -> None:
+        """What the process said last comes first; then the connection is given up, whatever the socket says."""
+        try:
+            while self._connection is not None and self._connection.poll():
+                self._read()
+        except OSError:
+            pass
+        self._hang_up()
 
     def _hang_up(self) -> None:
         if self._connection is not None:
