@@ -20,7 +20,6 @@ from polystem.capacity.floor import (
     most_at_floor,
     most_that_hold,
     most_workers,
-    roughly_most_workers,
     share_under_floor,
 )
 from polystem.capacity.step_model import StepLoad
@@ -219,10 +218,6 @@ def test_foreign_streams_prompts_and_cells_take_room() -> None:
     assert most_at_floor(15, Times(), Crowd(2000, prefill_share=0.2), 100) < alone
     assert most_at_floor(15, Times(), Crowd(12_000), 100) < alone
     assert most_at_floor(15, Times(), Crowd(2000, cells_per_worker=1000), 100) < alone
-
-
-def test_the_rough_number_of_workers_is_the_streams_and_who_thinks_meanwhile() -> None:
-    assert roughly_most_workers(4, 20, Demand(think_s=6, turn_tokens=60)) == pytest.approx(12)
 
 
 @pytest.mark.parametrize(

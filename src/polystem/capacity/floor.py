@@ -33,7 +33,6 @@ __all__ = [
     "most_at_floor",
     "most_that_hold",
     "most_workers",
-    "roughly_most_workers",
     "share_under_floor",
 ]
 
@@ -136,11 +135,6 @@ def most_workers(
     return most_that_hold(
         limit, lambda workers: share_under_floor(workers, floor_tps, demand, times, crowd_of(workers)) <= eps
     )
-
-
-def roughly_most_workers(k_star: int, floor_tps: float, demand: Demand) -> float:
-    """N ~ k* (1 + Z*X/L): as if the streams were always k* and at the floor exactly. For display, not for decisions."""
-    return k_star * (1 + demand.think_s * floor_tps / demand.turn_tokens)
 
 
 def _allowed_s(floor_tps: float) -> float:

@@ -98,7 +98,7 @@ class ChildLink:
         self._on_report(*unpack(raw))
 
     def _watch(self) -> None:
-        """Tells of the end of the process by itself: that the socket has ended was once not told for a minute."""
+        """Tells of the end of the process, whether or not the socket does."""
         self._process.wait()
         with suppress(RuntimeError):  # the event loop has ended before
             self._loop.call_soon_threadsafe(self._read_to_the_end)
