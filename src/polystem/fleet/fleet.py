@@ -23,7 +23,8 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import BadRequest, ConfigError, Conflict, Draining, EngineRestarting, EngineStarting
+from polystem.errors import ConfigError, Draining, EngineRestarting, EngineStarting
+from polystem.fleet.closing import SessionCloser
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.floor_desk import FloorDesk, Passage
 from polystem.fleet.floor_facts import FactsReader
@@ -33,6 +34,7 @@ from polystem.fleet.journal import Journal, members_of, policy_in
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
 from polystem.fleet.policies import PoolPolicies
+from polystem.fleet.pools import FleetPools
 from polystem.fleet.prefixes import PrefixWatch
 from polystem.fleet.roll import Roll
 from polystem.fleet.session import ClosedSession, Session, Sessions
@@ -42,8 +44,8 @@ from polystem.fleet.store import FleetStore, StoredFleet
 from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn
-from polystem.messages import DEFAULT_TENANT, Delta, JsonObject, Message, Request, Timings, Tool
-from polystem.pool import Account, CellLedger, Pool, PoolView, TokenPath, templated_prefix
+from polystem.messages import DEFAULT_TENANT, Delta, Request, Timings
+from polystem.pool import Account, CellLedger
 
 MakeGate: TypeAlias = Callable[[CellLedger, Drop], Gate]
 
@@ -84,7 +86,7 @@ class Fleet:
         self._all_ended.set()
         self._draining = False
         new_branch = partial(next, count(1))
-        self._ledger = ledger = CellLedger(on_release=self._pool_released)
+        self._ledger = ledger = CellLedger(on_release=lambda pool: self._pools.released(pool))
         self._dropper = Dropper(engine)
         self._gate = gate = make_gate(ledger, self._dropper)
         self._sessions = sessions = Sessions(
@@ -103,6 +105,32 @@ class Fleet:
             self._tally,
             on_restart=self._engine_restarted,
             on_lost=self._engine_lost,
+        )
+        self._pools = pools = FleetPools(
+            engine,
+            ledger,
+            planner,
+            keeper,
+            journal,
+            self._policies,
+            before_build=self._ready_to_build,
+            on_change=self._wake_desk,
+            check_floor=self._floor,
+        )
+        self.create_pool, self.pools, self.release_pool, self.pin_pool = (
+            pools.create, pools.listed, pools.release, pools.pin,
+        )  # fmt: skip
+        self.pool_policy, self.set_pool_policy = pools.policy, pools.set_policy
+        self._closer = SessionCloser(
+            ledger,
+            sessions,
+            pools,
+            self._dropper,
+            gate,
+            journal,
+            turns=lambda: self._turns,
+            is_worker=lambda session_id: self._worker_state(session_id) is not None,
+            close_worker=self._close_worker,
         )
 
     async def start(self) -> None:
@@ -325,139 +353,23 @@ class Fleet:
         """Returns when statistics show what the engine has done for us so far: drops are answered between steps."""
         await asyncio.shield(self._dropper([Account(branch=0, last_used_at=0.0)]))
 
-    # --- sessions -------------------------------------------------------------------------------------------------
+    # --- sessions and pools ----------------------------------------------------------------------------------------
 
     async def close_session(self, session_id: str) -> ClosedSession:
-        """Forgets a session and frees its cells; a turn of it that runs is ended. Pools it owns are released if unused.
-
-        Closing an unknown session is no error: `found` is False.
-        """
-        session = self._sessions.find(session_id)
-        if session is None and not self._pools_of(session_id) and self._worker_state(session_id) is None:
-            return ClosedSession(session_id, found=False, dropped_cells=0)
-        return await to_the_end(self._close_session(session_id, session))
-
-    async def _close_session(self, session_id: str, session: Session | None) -> ClosedSession:
-        held = self._ledger.held_cells
-        if self.floor_desk is not None:
-            self.floor_desk.close_worker(session_id)  # before a turn that waits for the session's name can begin anew
-        if session is not None:
-            self._sessions.close(session)
-            await self._end_session(session)
-        else:
-            self._journal.session_gone(session_id)
-        dropped = held - self._ledger.held_cells
-        for pool in self._pools_of(session_id):
-            await self._disown(pool)
-        self._gate.advance()
-        await self._journal.flushed()
-        return ClosedSession(session_id, found=True, dropped_cells=max(0, dropped))
-
-    def _pools_of(self, session_id: str) -> list[Pool]:
-        """The pools that a session owns; it may have been forgotten, or never have had a turn."""
-        return [pool for pool in self._ledger.tree.listed() if pool.owner == session_id]
-
-    async def _end_session(self, session: Session) -> None:
-        for turn in [turn for turn in self._turns if turn.session is session]:
-            turn.end(Conflict(f"session '{session.session_id}' was closed while its turn ran"))
-            await turn.ended()
-        account = self._sessions.account(session)
-        if account is not None:
-            self._ledger.close(account.branch)
-            await asyncio.shield(self._dropper([account]))
-
-    async def _disown(self, pool: Pool) -> None:
-        try:
-            await self._keeper.release(pool)
-        except Conflict:
-            pool.owner = None
-            self._journal.pool(pool)
-
-    # --- pools ----------------------------------------------------------------------------------------------------
-
-    async def create_pool(
-        self,
-        *,
-        tokens: Sequence[int] | None = None,
-        prompt: str | None = None,
-        messages: Sequence[Message] | None = None,
-        tools: Sequence[Tool] = (),
-        template_args: JsonObject | None = None,
-        pin: bool = False,
-        ephemeral: bool = False,
-        shared: bool = False,
-        session_id: str | None = None,
-        expect_tokens: int | None = None,
-    ) -> PoolView:
-        """Prefills a prefix once and keeps it: tokens as they are, a text, or messages as their continuations see them.
-
-        Args:
-            pin, ephemeral: an ephemeral pool without a pin may be dropped when cells are needed and nobody runs on it.
-            shared: return an ownerless pool of the same tokens if there is one; else each call makes a pool of its own.
-            session_id: the owner, whose end releases the pool.
-            expect_tokens: refuse before the prefill where the prefix has another length.
-
-        Raises BadRequest, ContextOverflow, Saturated, Unavailable; nothing is left then.
-        """
-        self._check_open()
-        path = await self._pool_path(tokens, prompt, messages, tools, template_args or {})
-        if expect_tokens is not None and expect_tokens != len(path):
-            raise BadRequest(f"the prefix has {len(path)} tokens, expect_len says {expect_tokens}", param="expect_len")
-        self._planner.check_pool(path, self.engine.info.context_tokens)
-        self._supervisor.notice()
-        self._wake_desk()
-        pool = await self._keeper.create(path, pinned=pin, ephemeral=ephemeral, owner=session_id, shared=shared)
-        self._wake_desk()
-        await self._journal.flushed()
-        return self._ledger.view(pool)
-
-    async def _pool_path(
-        self,
-        tokens: Sequence[int] | None,
-        prompt: str | None,
-        messages: Sequence[Message] | None,
-        tools: Sequence[Tool],
-        template_args: JsonObject,
-    ) -> TokenPath:
-        given = [name for name, value in (("tokens", tokens), ("prompt", prompt), ("messages", messages)) if value]
-        if len(given) != 1:
-            raise BadRequest(
-                f"a pool needs exactly one of tokens, prompt and messages, not empty; got {given or 'none'}",
-                param="prompt",
-            )
-        if messages:
-            request = Request(id="pool", messages=tuple(messages), tools=tuple(tools), template_args=template_args)
-            return await templated_prefix(partial(self.engine.encode, generation_prompt=False), request)
-        source = tuple(tokens) if tokens else (prompt or "")
-        return TokenPath((await self.engine.encode(Request(id="pool", prompt=source))).tokens)
-
-    def pools(self) -> tuple[PoolView, ...]:
-        """All pools, oldest first."""
-        return tuple(self._ledger.view(pool) for pool in self._ledger.tree.listed())
-
-    async def release_pool(self, pool_id: int) -> None:
-        """Ends a pool. Raises PoolNotFound, PoolInUse while running turns borrow its cells."""
-        await self._keeper.release(self._ledger.tree.get(pool_id))
-        await self._journal.flushed()
-
-    def pin_pool(self, pool_id: int, pinned: bool) -> PoolView:
-        """Keeps an ephemeral pool from being dropped when cells are needed, or no longer. Raises PoolNotFound.
-
-        Where there is a store, it is written down soon after this returns; so is a pool's policy.
-        """
-        pool = self._ledger.tree.get(pool_id)
-        pool.pinned = pinned
-        self._journal.pool(pool)
-        return self._ledger.view(pool)
-
-    def _pool_released(self, pool: Pool) -> None:
-        self._policies.set(pool.pool_id, None)
-        self._journal.pool_gone(pool.pool_id)
-        self._wake_desk()
+        """Ends a session; see `SessionCloser.close`."""
+        return await self._closer.close(session_id)
 
     def _wake_desk(self) -> None:
         if self.floor_desk is not None:
             self.floor_desk.wake()
+
+    def _close_worker(self, session_id: str) -> None:
+        if self.floor_desk is not None:
+            self.floor_desk.close_worker(session_id)
+
+    def _ready_to_build(self) -> None:
+        self._check_open()
+        self._supervisor.notice()
 
     # --- the floor ------------------------------------------------------------------------------------------------
 
@@ -489,20 +401,6 @@ class Fleet:
     def set_max_workers(self, most: int | None) -> None:
         """Replaces the fixed limit on workers; nobody who was let in has to go. Raises ConfigError."""
         self._floor().set_max_workers(most)
-
-    def pool_policy(self, pool_id: int) -> FloorPolicy | None:
-        """What those who name this pool ask for beside the server's policy; None where it was never set."""
-        return self._policies.of(self._ledger.tree.get(pool_id).pool_id)
-
-    def set_pool_policy(self, pool_id: int, policy: FloorPolicy | None) -> None:
-        """Sets what those who name this pool ask for from now on. Raises PoolNotFound, ConfigError.
-
-        While the server enforces a floor, the pool's `guarantee_min_sessions` has no effect: nobody is let in below it.
-        """
-        pool = self._ledger.tree.get(pool_id)
-        self._floor()
-        self._policies.set(pool_id, policy)
-        self._journal.pool(pool)
 
     def _floor(self) -> FloorDesk:
         if self.floor_desk is not None:
