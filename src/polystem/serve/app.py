@@ -11,12 +11,13 @@ from polystem.clock import Clock, SystemClock
 from polystem.fleet import Fleet
 from polystem.serve import errors
 from polystem.serve.capacity_routes import capacity_routes
-from polystem.serve.control_routes import pool_routes, session_routes
+from polystem.serve.control_routes import pool_routes
 from polystem.serve.description import DescribedApp
 from polystem.serve.desk import Desk
 from polystem.serve.door import Door
 from polystem.serve.metrics import Metrics
 from polystem.serve.openai_routes import openai_routes
+from polystem.serve.session_routes import session_routes
 from polystem.serve.settings import ServeSettings
 from polystem.serve.state_routes import state_routes
 from polystem.serve.text_routes import text_routes
