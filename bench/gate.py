@@ -30,12 +30,13 @@ from typing import Any
 
 from bench.gate_contest import MEASURED_MEAN, NO_GATE, OURS, Contest, Disturbed, Rival, static
 from bench.gate_disturbed import KINDS
-from bench.gate_figures import ArmPoint, Outcome, abba, best_at_floor, front, log_ratio
+from bench.gate_figures import ArmPoint, Outcome, best_at_floor, front
 from bench.gate_load import Machine, draw_load
 from bench.gate_prompt import CHUNK_TOKENS, PROMPT_TOKENS, WORKERS, Gap, floor_for_prompt, worst_gap
 from bench.models import NANO, SMOLLM2, model_path
 from bench.record import Arguments, Figure, Goal, Model, hand_in, read_arguments, tell
 from bench.servers import tune_model
+from polystem.harness.intervals import abba, log_ratio
 from polystem.harness.prefix import Prefix
 from polystem.harness.settings import CourierSettings
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.gate_disturbed import disturbance
-from bench.gate_figures import ArmPoint, Outcome, abba, as_good, found_again_s, outcome_of, windows_of
+from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, outcome_of
 from bench.gate_load import LIMIT_S, Arm, ArmRun, Load, Machine, run_arm
 from bench.gate_rules import MeasuredMean
 from bench.record import tell
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.fleet import FloorSettings
+from polystem.harness.intervals import abba
+from polystem.harness.rates import stream_windows
 from polystem.harness.rows import TurnRow
 
 __all__ = ["MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "static"]
@@ -134,7 +136,7 @@ class Contest:
         run = await run_arm(self.machine, arm, planned.load, disturb=planned.disturb, limit_s=limit_s)
         outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
         until_s = min(planned.ended_s, max((turn.last_token_s for turn in turns), default=0.0))
-        again_s = found_again_s(windows_of(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
+        again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
         tell(f"{self.machine.model}, {name}, {kind}: the floor holds again after {again_s:.1f} s; {outcome}")
         return Disturbed(kind, outcome, again_s)
 

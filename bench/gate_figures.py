@@ -6,43 +6,28 @@ Knows no engine, no gate and no clock.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TypeVar
 
-from polystem.harness.metrics import summarise
-from polystem.harness.rates import Window, decode_windows
+from polystem.harness.metrics import KEEPS_FLOOR, summarise
+from polystem.harness.rates import Window, share_below, stream_windows
 from polystem.harness.record import Record
 from polystem.harness.rows import RetryRow, TurnRow
 
 __all__ = [
     "ArmPoint",
-    "Interval",
     "Outcome",
-    "abba",
     "as_good",
     "best_at_floor",
     "found_again_s",
     "front",
-    "log_ratio",
     "outcome_of",
-    "share_below",
-    "windows_of",
     "worst_gap_s",
 ]
 
-KEEPS_FLOOR = 0.05
-"""Largest share of stream decode time under the floor at which an arm is said to keep it."""
-
 STRETCH_S = 4.0
 STEP_S = 0.25
-
-# Two-sided 95 % points of Student's t by degrees of freedom (any table of it).
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +69,7 @@ class Outcome:
 
 def outcome_of(record: Record, arm: str, floor_tps: float, *, cut: bool = False, held_s: float = 0.0) -> Outcome:
     """The figures of one run."""
-    summary, windows = summarise(record, arm), windows_of(record.of(TurnRow, arm))
+    summary, windows = summarise(record, arm), stream_windows(record.of(TurnRow, arm))
     submission, admission = summary.delivery_from_submission_s, summary.delivery_from_admission_s
     return Outcome(
         wall_s=math.inf if cut or summary.wall_s is None else summary.wall_s,
@@ -99,37 +84,6 @@ def outcome_of(record: Record, arm: str, floor_tps: float, *, cut: bool = False,
         refused=sum(row.reason == "saturated" for row in record.of(RetryRow, arm)),
         held_s=held_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A ratio as the mean of its logarithms says, with the 95 % interval; None where there was one pair."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-    pairs: int
-
-
-def abba(arms: Sequence[T], rounds: int) -> tuple[tuple[T, ...], ...]:
-    """The arms in order, then in the opposite order, and so on: a drift of the machine falls on all alike."""
-    forth, back = tuple(arms), tuple(reversed(arms))
-    return tuple(back if place % 2 else forth for place in range(rounds))
-
-
-def windows_of(turns: Iterable[TurnRow]) -> tuple[Window, ...]:
-    """The windows of every stream; a stream is one package."""
-    streams: dict[int, list[TurnRow]] = {}
-    for turn in turns:
-        streams.setdefault(turn.package, []).append(turn)
-    return tuple(window for stream in streams.values() for window in decode_windows(stream))
-
-
-def share_below(windows: Iterable[Window], tps: float) -> float:
-    """Share of the decode time whose rate was below `tps`; 0 where nothing was decoded."""
-    spans = [(window.duration_s, window.rate_tps < tps) for window in windows]
-    whole_s = sum(duration_s for duration_s, _ in spans)
-    return sum(duration_s for duration_s, below in spans if below) / whole_s if whole_s else 0.0
 
 
 def found_again_s(windows: Sequence[Window], floor_tps: float, *, since_s: float, until_s: float) -> float:
@@ -170,16 +124,6 @@ def best_at_floor(points: Mapping[str, ArmPoint]) -> tuple[str, bool]:
 def as_good(one: ArmPoint, ours: ArmPoint, *, slower: float = 1.05) -> bool:
     """Whether an arm keeps the floor, or is under it no more than ours, and takes at most `slower` times as long."""
     return one.share_under <= max(KEEPS_FLOOR, ours.share_under) and one.wall_s <= slower * ours.wall_s
-
-
-def log_ratio(ours: Sequence[float], others: Sequence[float]) -> Interval:
-    """Pair by pair, ours over the other's: geometric mean and Student's interval on the logarithms."""
-    logs = [math.log(one / other) for one, other in zip(ours, others, strict=True)]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Interval(math.exp(mean), None, None, len(logs))
-    half = _T_95[min(len(logs) - 1, len(_T_95)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
 
 
 def worst_gap_s(arrivals: Sequence[float], *, since_s: float, until_s: float) -> float:

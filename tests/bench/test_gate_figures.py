@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import inf, isclose
+from math import inf
 
 import pytest
 
 from bench.gate_figures import (
     ArmPoint,
-    abba,
     as_good,
     best_at_floor,
     found_again_s,
     front,
-    log_ratio,
     outcome_of,
-    share_below,
-    windows_of,
     worst_gap_s,
 )
 from polystem.harness.rates import Window
-from tests.harness.records import RECORD, TURN
+from tests.harness.records import RECORD
 
 
 def windows(*rates: float, at_s: float = 0.0) -> tuple[Window, ...]:
     """Windows of two seconds that follow each other."""
     return tuple(Window(at_s + 2 * place, 2.0, rate) for place, rate in enumerate(rates))
-
-
-def test_the_share_counts_decode_time_and_not_windows() -> None:
-    assert share_below([Window(0, 2.0, 9.0), Window(2, 1.0, 11.0), Window(3, 1.0, 12.0)], 10.0) == 0.5
-    assert share_below(windows(10.0), 10.0) == 0.0, "at the floor is not under it"
-    assert share_below([], 10.0) == 0.0
-
-
-def test_turns_of_different_packages_share_no_window() -> None:
-    slow = replace(TURN, package=1, output_tokens=5, arrivals=((0.0, 5),))
-    assert sorted(window.rate_tps for window in windows_of([TURN, slow])) == [2.0, 10.0]
-
-
-def test_the_arms_turn_round_each_time() -> None:
-    assert abba("abc", 3) == (("a", "b", "c"), ("c", "b", "a"), ("a", "b", "c"))
 
 
 def test_the_floor_is_found_again_where_a_whole_stretch_keeps_it() -> None:
@@ -102,23 +82,6 @@ def test_an_arm_is_as_good_where_it_keeps_the_floor_and_is_no_slower(
 
 def test_where_ours_is_under_the_floor_longer_others_may_be_so_too() -> None:
     assert as_good(ArmPoint(100, 0.08), ArmPoint(100, 0.09))
-
-
-def test_ratios_are_taken_pair_by_pair_on_their_logarithms() -> None:
-    found = log_ratio([2.0, 8.0], [1.0, 1.0])
-    assert isclose(found.ratio, 4.0)
-    assert found.low is not None
-    assert found.high is not None
-    assert isclose(found.low * found.high, 16.0), "the interval is symmetric in the logarithm"
-    assert found.low < 1.0 < found.high, "two pairs show nothing"
-    assert log_ratio([3.0], [2.0]).low is None
-
-
-def test_five_equal_pairs_leave_no_doubt() -> None:
-    found = log_ratio([1.5] * 5, [1.0] * 5)
-    assert found.low is not None
-    assert isclose(found.low, 1.5)
-    assert found.pairs == 5
 
 
 def test_a_gap_counts_where_it_overlaps_the_span() -> None:

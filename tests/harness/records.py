@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polystem.harness.record import Record
-from polystem.harness.rows import ArmRow, Manifest, PackageRow, RetryRow, Row, SampleRow, ToolRow, TurnRow
+from polystem.harness.rows import ArmRow, ForeignRow, Manifest, PackageRow, RetryRow, Row, SampleRow, ToolRow, TurnRow
 
 MANIFEST = Manifest(
     started_at="2026-01-02T03:04:05+00:00",
@@ -87,12 +87,14 @@ SAMPLE = SampleRow(
     naive_cells=250,
     tokens_decoded=40,
 )
+FOREIGN = ForeignRow("pooled", stream=0, started_s=1.0, ended_s=2.0, output_tokens=16, error="")
 ROWS: tuple[Row, ...] = (
     ArmRow("pooled", "start", 0.0, 100, 0, 0.25),
     TURN,
     TOOL,
     RETRY,
     SAMPLE,
+    FOREIGN,
     PACKAGE,
     DROPPED,
     ArmRow("pooled", "end", 9.0, 100, 0, 0.25),

@@ -8,8 +8,8 @@ import pytest
 
 from polystem.harness.metrics import Cells, Percentiles, StepZero, percentiles, summarise, summarise_all
 from polystem.harness.record import Record
-from polystem.harness.rows import Row
-from tests.harness.records import MANIFEST, PACKAGE, RECORD, ROWS, SAMPLE, TURN
+from polystem.harness.rows import ArmRow, Row
+from tests.harness.records import MANIFEST, PACKAGE, RECORD, RETRY, ROWS, SAMPLE, TOOL, TURN
 
 
 def record_of(*rows: Row) -> Record:
@@ -42,6 +42,43 @@ def test_workers_are_counted_from_admission_to_end() -> None:
 def test_an_end_at_the_moment_of_a_start_is_no_overlap() -> None:
     second = replace(PACKAGE, package=1, admitted_s=8.5, ended_s=9.0)
     assert summarise(record_of(PACKAGE, second), "pooled").workers_peak == 1
+
+
+def test_shares_under_the_floor_are_of_decode_time_and_only_where_there_is_a_floor() -> None:
+    slow = replace(TURN, package=1, output_tokens=5, arrivals=((0.0, 5),))  # 2 tokens/s beside TURN's 10
+    record = replace(record_of(TURN, slow), manifest=replace(MANIFEST, floor_tps=5.0))
+    summary = summarise(record, "pooled")
+    assert (summary.under_share, summary.deep_share, summary.keeps_floor) == (0.5, 0.5, False)
+    lower = replace(record, manifest=replace(MANIFEST, floor_tps=2.0))
+    assert (summarise(lower, "pooled").under_share, summarise(lower, "pooled").keeps_floor) == (0.0, True)
+    assert summarise(RECORD, "pooled").under_share is None
+    assert summarise(RECORD, "pooled").keeps_floor is None
+
+
+def test_advice_is_held_against_when_the_turn_was_admitted() -> None:
+    refused = replace(RETRY, turn=1, at_s=1.0, refused=True, advised_s=2.0)
+    other = replace(refused, turn=2)  # never admitted
+    unasked = replace(refused, advised_s=0.0)
+    gone = replace(refused, refused=False)
+    summary = summarise(record_of(replace(TURN, turn=1, admitted_s=4.0), refused, other, unasked, gone), "pooled")
+    assert summary.retry_honesty == Percentiles(1.5, 1.5, 1.5, 1.5)
+    assert (summary.refused, summary.retried) == (3, 4)
+
+
+def test_held_time_adds_up_over_turns() -> None:
+    assert summarise(record_of(replace(TURN, held_s=0.5), replace(TURN, turn=1, held_s=0.25)), "pooled").held_s == 0.75
+
+
+def test_a_call_that_names_another_package_spoils_a_run_that_delivers_all() -> None:
+    crossed = replace(TOOL, ok=False, cause="cross_talk", other_package=1)
+    summary = summarise(record_of(PACKAGE, replace(PACKAGE, package=1), crossed), "pooled")
+    assert (summary.delivered, summary.crossed, summary.whole) == (2, 1, False)
+
+
+def test_the_harness_tells_its_own_processor_time_for_each_turn() -> None:
+    ended = ArmRow("pooled", "end", 9.0, 100, 0, 0.25, cpu_s=0.003)
+    assert summarise(record_of(TURN, replace(TURN, turn=1), ended), "pooled").harness_cpu_ms == 1.5
+    assert summarise(RECORD, "pooled").harness_cpu_ms is None
 
 
 @pytest.mark.parametrize("cause", ["engine_error", "timeout", "refused"])

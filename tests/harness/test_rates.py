@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polystem.harness.rates import Window, aggregate_rate, decode_windows
+from polystem.harness.rates import Window, aggregate_rate, decode_windows, share_below, stream_windows
 from polystem.harness.rows import TurnRow
 from tests.harness.records import TURN
 
@@ -84,3 +84,14 @@ def test_the_aggregate_rate_of_nothing_is_empty() -> None:
 
 def test_a_turn_without_decode_time_counts_in_its_bin() -> None:
     assert aggregate_rate([turn(1.5, 1.5, (0.0, 1))]) == ((0.0, 0.0), (1.0, 1.0))
+
+
+def test_the_share_counts_decode_time_and_not_windows() -> None:
+    assert share_below([Window(0, 2.0, 9.0), Window(2, 1.0, 11.0), Window(3, 1.0, 12.0)], 10.0) == 0.5
+    assert share_below([Window(0, 2.0, 10.0)], 10.0) == 0.0, "at the floor is not under it"
+    assert share_below([], 10.0) == 0.0
+
+
+def test_turns_of_different_packages_share_no_window() -> None:
+    slow = replace(TURN, package=1, output_tokens=5, arrivals=((0.0, 5),))
+    assert sorted(window.rate_tps for window in stream_windows([TURN, slow])) == [2.0, 10.0]

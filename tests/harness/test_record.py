@@ -72,9 +72,9 @@ def test_rows_are_found_by_type_and_arm(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('{"v":1,"kind":"turn"', '{"v":1,"kind":"turn', r"record\.jsonl:2 is damaged: not JSON"),
-        ('{"v":1,"kind":"turn"', '{"v":2,"kind":"turn"', r":2 has version 2; this polystem reads versions up to 1"),
-        ('{"v":1,"kind":"turn"', '{"kind":"turn"', r":2 has no version"),
+        ('{"v":2,"kind":"turn"', '{"v":2,"kind":"turn', r"record\.jsonl:2 is damaged: not JSON"),
+        ('{"v":2,"kind":"turn"', '{"v":3,"kind":"turn"', r":2 has version 3; this polystem reads versions up to 2"),
+        ('{"v":2,"kind":"turn"', '{"kind":"turn"', r":2 has no version"),
         ('"kind":"tool"', '"kind":"hammer"', r":3 has the kind 'hammer'; known are arm, turn, tool"),
         ('"finish_reason":"tool_calls",', "", r":2 is damaged: it lacks finish_reason"),
         ('"kind":"turn",', '"kind":"turn","mood":"good",', r":2 is damaged: it has the unknown field mood"),
@@ -103,6 +103,15 @@ def test_a_whole_number_is_a_time(folder: Path) -> None:
     assert read_record(folder) == RECORD
 
 
+def test_a_record_of_an_older_version_lacks_what_came_later(folder: Path) -> None:
+    spoil(folder, '{"v":2,"kind":"retry"', '{"v":1,"kind":"retry"')
+    spoil(folder, ',"refused":false,"place":null}', "}")
+    assert read_record(folder) == RECORD
+    spoil(folder, '{"v":1,"kind":"retry"', '{"v":2,"kind":"retry"')
+    with pytest.raises(RecordError, match=r":4 is damaged: it lacks place, refused"):
+        read_record(folder)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "record.jsonl"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
@@ -114,6 +123,6 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
 def test_a_newer_manifest_asks_for_a_newer_polystem(folder: Path) -> None:
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"v": {VERSION}', f'"v": {VERSION + 1}'))
-    with pytest.raises(RecordError, match="has version 2") as caught:
+    with pytest.raises(RecordError, match=f"has version {VERSION + 1}") as caught:
         read_record(folder)
     assert caught.value.hint == "upgrade polystem"

@@ -110,6 +110,12 @@ def _cells_text(summary: ArmSummary) -> str:
     return "-" if summary.cells is None else f"{summary.cells.used_peak} of {summary.cells.total}"
 
 
+def _shares(summary: ArmSummary) -> str:
+    if summary.under_share is None or summary.deep_share is None:
+        return "-"
+    return f"{summary.under_share:.1%} under {summary.floor_tps:g} tokens/s, {summary.deep_share:.1%} under half of it"
+
+
 def _add_up_text(summary: ArmSummary) -> str:
     if summary.cells is None:
         return "-"
@@ -133,6 +139,16 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         lambda s: str(s.lost),
     ),
     ("wrong calls", "Calls that were answered with an error.", lambda s: str(s.errors)),
+    (
+        "cross-talk",
+        "Calls with an argument that belongs to another package. Must be 0: caches were mixed up.",
+        lambda s: str(s.crossed),
+    ),
+    (
+        "refused",
+        "Attempts at a turn that found the server full (429).",
+        lambda s: str(s.refused),
+    ),
     (
         "retried",
         "Attempts at a turn that failed and were made again: server full, restarting or gone.",
@@ -176,6 +192,21 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         lambda s: _spread(s.window_tps, "tokens/s"),
     ),
     (
+        "under the floor",
+        "Share of stream decode time, in windows of 2 s, at a rate below the floor; and below half of it.",
+        _shares,
+    ),
+    (
+        "held",
+        "Time for which turns of workers that were let in were held by the gate, of all workers together.",
+        lambda s: _seconds(s.held_s),
+    ),
+    (
+        "advice kept",
+        "Time until a refused turn was admitted, over the Retry-After it was given: median (5th to 95th percentile).",
+        lambda s: _spread(s.retry_honesty, "x"),
+    ),
+    (
         "strict rate",
         "Output tokens over turn time without tools, with queueing, retries and prefill.",
         lambda s: _rate(s.strict_tps),
@@ -197,6 +228,11 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         "reduction over time",
         "Naive over used cells, both added up over the samples.",
         lambda s: "-" if s.cells is None else f"{s.cells.reduction_mean:.2f}x",
+    ),
+    (
+        "harness",
+        "Processor time that the harness itself took, for each turn.",
+        lambda s: "-" if s.harness_cpu_ms is None else f"{s.harness_cpu_ms:.2f} ms a turn",
     ),
     ("cells add up", "Whether pool + private = used and used <= total.", _add_up_text),
 )

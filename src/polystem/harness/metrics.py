@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import quantiles
 
-from polystem.harness.rates import decode_windows, strict_tps
+from polystem.harness.rates import Window, share_below, stream_windows, strict_tps
 from polystem.harness.record import Record
-from polystem.harness.rows import ArmRow, PackageRow, RetryRow, SampleRow, TurnRow
+from polystem.harness.rows import ArmRow, PackageRow, RetryRow, SampleRow, ToolRow, TurnRow
 
-__all__ = ["ArmSummary", "Cells", "Percentiles", "StepZero", "summarise", "summarise_all"]
+__all__ = ["KEEPS_FLOOR", "ArmSummary", "Cells", "Percentiles", "StepZero", "percentiles", "summarise", "summarise_all"]
 
 NO_FAULT_OF_THE_MODEL = ("engine_error", "timeout", "refused")
+KEEPS_FLOOR = 0.05
+"""Largest share of stream decode time under the floor at which an arm is said to keep it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,13 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """The figures of one arm. Times in seconds; None where nothing was delivered, decoded or reported."""
+    """The figures of one arm. Times in seconds; None where nothing was delivered, decoded or reported.
+
+    `under_share` and `deep_share` are shares of stream decode time below the floor of the run and below half of it,
+    None without a floor. `crossed` counts calls with an argument that belongs to another package. `retry_honesty` is,
+    over refusals, the time until the turn was admitted over the time that the server advised to wait. `harness_cpu_ms`
+    is the processor time of the harness for each turn.
+    """
 
     arm: str
     packages: int
@@ -70,7 +78,9 @@ class ArmSummary:
     dropped_by: Mapping[str, int]
     lost: int
     errors: int
+    crossed: int
     retried: int
+    refused: int
     pool_s: float | None
     turns: int
     wall_s: float | None
@@ -84,14 +94,25 @@ class ArmSummary:
     output_tokens: int
     aggregate_tps: float | None
     window_tps: Percentiles | None
+    floor_tps: float | None
+    under_share: float | None
+    deep_share: float | None
+    held_s: float
+    retry_honesty: Percentiles | None
     strict_tps: float | None
+    harness_cpu_ms: float | None
     step_zero: StepZero | None
     cells: Cells | None
 
     @property
     def whole(self) -> bool:
-        """Whether every package was delivered."""
-        return self.delivered == self.packages
+        """Whether every package was delivered, and no call named another one."""
+        return self.delivered == self.packages and not self.crossed
+
+    @property
+    def keeps_floor(self) -> bool | None:
+        """Whether decode time under the floor is within `KEEPS_FLOOR`; None without a floor or without decoding."""
+        return None if self.under_share is None else self.under_share <= KEEPS_FLOOR
 
     @property
     def prefilled_tokens(self) -> int:
@@ -105,7 +126,8 @@ def summarise_all(record: Record) -> tuple[ArmSummary, ...]:
 
 def summarise(record: Record, arm: str) -> ArmSummary:
     """The figures of one arm."""
-    packages, turns = record.of(PackageRow, arm), record.of(TurnRow, arm)
+    packages, turns, retries = record.of(PackageRow, arm), record.of(TurnRow, arm), record.of(RetryRow, arm)
+    windows, floor_tps = stream_windows(turns), record.manifest.floor_tps
     delivered = [package for package in packages if package.outcome == "delivered"]
     dropped_by = Counter(package.cause or "unknown" for package in packages if package.outcome == "dropped")
     wall_s = _wall_s(delivered)
@@ -118,7 +140,9 @@ def summarise(record: Record, arm: str) -> ArmSummary:
         dropped_by=dict(dropped_by),
         lost=record.manifest.packages - len(packages) + sum(dropped_by[cause] for cause in NO_FAULT_OF_THE_MODEL),
         errors=sum(package.errors for package in packages),
-        retried=len(record.of(RetryRow, arm)),
+        crossed=sum(call.cause == "cross_talk" for call in record.of(ToolRow, arm)),
+        retried=len(retries),
+        refused=sum(row.refused or row.reason == "saturated" for row in retries),
         pool_s=next((row.pool_s for row in record.of(ArmRow, arm)), None),
         turns=len(turns),
         wall_s=wall_s,
@@ -133,8 +157,14 @@ def summarise(record: Record, arm: str) -> ArmSummary:
         shared_tokens=sum(turn.shared_tokens for turn in turns),
         output_tokens=output_tokens,
         aggregate_tps=_aggregate_tps(turns, output_tokens),
-        window_tps=_window_tps(turns),
+        window_tps=_window_tps(windows),
+        floor_tps=floor_tps,
+        under_share=_share_below(windows, floor_tps),
+        deep_share=_share_below(windows, None if floor_tps is None else floor_tps / 2),
+        held_s=sum(turn.held_s for turn in turns),
+        retry_honesty=_honesty(retries, turns),
         strict_tps=strict_tps(turns),
+        harness_cpu_ms=_harness_cpu_ms(record.of(ArmRow, arm), len(turns)),
         step_zero=_step_zero(turns, record.manifest.concurrency),
         cells=_cells(record.of(SampleRow, arm)),
     )
@@ -179,17 +209,31 @@ def _workers(packages: Sequence[PackageRow]) -> tuple[float, int]:
     return (busy_s / (ended_s - begun_s) if ended_s > begun_s else 0.0), peak
 
 
-def _window_tps(turns: Sequence[TurnRow]) -> Percentiles | None:
+def _window_tps(windows: Sequence[Window]) -> Percentiles | None:
     """Percentiles of the stream rate over decode time: a window counts as much as it is long."""
-    streams: dict[int, list[TurnRow]] = {}
-    for turn in turns:
-        streams.setdefault(turn.package, []).append(turn)
-    windows = sorted(
-        ((window.rate_tps, window.duration_s) for stream in streams.values() for window in decode_windows(stream)),
-    )
-    if not windows:
+    ordered = sorted((window.rate_tps, window.duration_s) for window in windows)
+    if not ordered:
         return None
-    return Percentiles(*(_weighted(windows, share) for share in (0.05, 0.5, 0.95, 1.0)))
+    return Percentiles(*(_weighted(ordered, share) for share in (0.05, 0.5, 0.95, 1.0)))
+
+
+def _share_below(windows: Sequence[Window], tps: float | None) -> float | None:
+    return None if tps is None or not windows else share_below(windows, tps)
+
+
+def _honesty(retries: Sequence[RetryRow], turns: Sequence[TurnRow]) -> Percentiles | None:
+    """Actual over advised waiting, of every refusal whose turn was admitted later and that came with advice."""
+    admitted_s = {(turn.package, turn.turn): turn.admitted_s for turn in turns}
+    return percentiles(
+        max(0.0, at_s - row.at_s) / row.advised_s
+        for row in retries
+        if row.refused and row.advised_s > 0 and (at_s := admitted_s.get((row.package, row.turn))) is not None
+    )
+
+
+def _harness_cpu_ms(arm: Sequence[ArmRow], turns: int) -> float | None:
+    spent_s = next((row.cpu_s for row in arm if row.event == "end"), None)
+    return None if spent_s is None or not turns else spent_s * 1000 / turns
 
 
 def _weighted(windows: Sequence[tuple[float, float]], share: float) -> float:

@@ -12,7 +12,7 @@ from math import ceil
 
 from polystem.harness.rows import BUCKET_S, TurnRow
 
-__all__ = ["Window", "aggregate_rate", "decode_windows", "strict_tps"]
+__all__ = ["Window", "aggregate_rate", "decode_windows", "share_below", "stream_windows", "strict_tps"]
 
 WINDOW_S = 2.0
 
@@ -80,6 +80,21 @@ def _pieces(turn: TurnRow) -> Iterable[_Piece]:
     for index, count in enumerate(tokens):
         offset_s = index * BUCKET_S
         yield _Piece(turn.first_token_s + offset_s, min(BUCKET_S, decode_s - offset_s), count)
+
+
+def stream_windows(turns: Iterable[TurnRow]) -> tuple[Window, ...]:
+    """The windows of every stream of an arm; a stream is one package."""
+    streams: dict[int, list[TurnRow]] = {}
+    for turn in turns:
+        streams.setdefault(turn.package, []).append(turn)
+    return tuple(window for stream in streams.values() for window in decode_windows(stream))
+
+
+def share_below(windows: Iterable[Window], tps: float) -> float:
+    """Share of the decode time whose rate was below `tps`; 0 where nothing was decoded."""
+    spans = [(window.duration_s, window.rate_tps < tps) for window in windows]
+    whole_s = sum(duration_s for duration_s, _ in spans)
+    return sum(duration_s for duration_s, below in spans if below) / whole_s if whole_s else 0.0
 
 
 def strict_tps(turns: Sequence[TurnRow]) -> float | None:

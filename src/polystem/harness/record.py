@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,7 @@ from polystem.harness.rows import (
     KINDS,
     VERSION,
     ArmRow,
+    ForeignRow,
     Manifest,
     PackageRow,
     RetryRow,
@@ -64,7 +65,7 @@ def _values(row: Row | Manifest) -> dict[str, Any]:
     return {entry.name: getattr(row, entry.name) for entry in fields(row)}
 
 
-RowT = TypeVar("RowT", ArmRow, TurnRow, ToolRow, RetryRow, PackageRow, SampleRow)
+RowT = TypeVar("RowT", ArmRow, TurnRow, ToolRow, RetryRow, PackageRow, SampleRow, ForeignRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def _parsed(data: bytes, place: str, kinds: dict[str, type[Row]] | dict[str, typ
         )
     if kind not in kinds:
         raise RecordError(f"{place} has the kind {kind!r}; known are {', '.join(kinds)}")
+    if version < VERSION:
+        values = _LATER[kinds[kind]] | values
     return _built(kinds[kind], values, place)
 
 
@@ -156,6 +159,12 @@ _HINTS: dict[type, dict[str, Any]] = {
     for row_type in (*KINDS.values(), Manifest)
     for hints in (get_type_hints(row_type),)
 }
+
+_LATER: dict[type, dict[str, Any]] = {
+    row_type: {entry.name: entry.default for entry in fields(row_type) if entry.default is not MISSING}
+    for row_type in (*KINDS.values(), Manifest)
+}
+"""What rows of an older version lack, and what that meant then."""
 
 
 def _hints(row_type: type) -> dict[str, Any]:
