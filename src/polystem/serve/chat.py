@@ -140,7 +140,7 @@ def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo, tenant
         tool_choice=_choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=body.format_of_answer(),
-        sampling=body.sampling(logprobs=_logprobs_of(body), vocab_tokens=info.vocab_tokens),
+        sampling=body.sampling(logprobs=_logprobs_of(body), logit_bias=body.biases(info)),
         stop=body.stop_texts(),
         max_tokens=_max_tokens_of(body),
         ignore_eos=bool(body.ignore_eos),

@@ -54,7 +54,7 @@ def request_of_completion(
         id=request_id,
         prompt=prompt,
         response_format=body.format_of_answer(),
-        sampling=body.sampling(logprobs=body.logprobs, vocab_tokens=info.vocab_tokens),
+        sampling=body.sampling(logprobs=body.logprobs, logit_bias=body.biases(info)),
         stop=body.stop_texts(),
         max_tokens=body.max_tokens,
         ignore_eos=bool(body.ignore_eos),

@@ -6,10 +6,12 @@ Types are strict: a number in quotes is refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
+from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest
 from polystem.messages import ResponseFormat, Sampling
 
@@ -79,11 +81,10 @@ AnyFormat = Annotated[
 ]
 
 
-class GenerationBody(Body):
-    """The fields that chat and text completions share."""
+class TurnBody(Body):
+    """What every body that runs a turn has, in whichever API's shape: sampling, session, pool, floor."""
 
     model: str | None = Field(default=None, description="the served model's name or an alias; absent means that one")
-    max_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX)
     temperature: float | None = Field(default=None, ge=0, le=2, description="default 1; 0 is greedy")
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="0 or -1 is off")
@@ -92,22 +93,48 @@ class GenerationBody(Body):
     repeat_last_n: int | None = Field(default=None, ge=0, le=8192, description="tokens that penalties look back on")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, description="token id to bias"
-    )
     seed: int | None = Field(default=None, ge=-INT64_MAX, le=INT64_MAX)
-    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     ignore_eos: bool | None = Field(default=None, description="decode past the end mark until max_tokens")
-    n: int | None = Field(default=None, ge=1, le=1, description="only 1")
     stream: bool | None = None
-    stream_options: StreamOptions | None = Field(default=None, description="only with stream: true")
     session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
     pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
     floor_tps: FloorTps | None = Field(default=None, description="tokens/s to keep; the server's floor or more")
     admit_wait_s: Seconds | None = Field(default=None, description="longest wait to be let in; 0 answers 429 at once")
+
+    def sampling(self, *, logprobs: int | None, logit_bias: Mapping[int, float]) -> Sampling:
+        plain = Sampling()
+        return Sampling(
+            temperature=_or(self.temperature, plain.temperature),
+            top_p=_or(self.top_p, plain.top_p),
+            top_k=max(0, self.top_k or 0),
+            min_p=_or(self.min_p, plain.min_p),
+            seed=self.seed,
+            repeat_penalty=_or(self.repeat_penalty, plain.repeat_penalty),
+            presence_penalty=_or(self.presence_penalty, plain.presence_penalty),
+            frequency_penalty=_or(self.frequency_penalty, plain.frequency_penalty),
+            penalty_window_tokens=plain.penalty_window_tokens if self.repeat_last_n is None else self.repeat_last_n,
+            logit_bias=logit_bias,
+            logprobs=logprobs,
+        )
+
+
+class GenerationBody(TurnBody):
+    """The fields that OpenAI's chat and text completions share."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, description="token id to bias"
+    )
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    n: int | None = Field(default=None, ge=1, le=1, description="only 1")
+    stream_options: StreamOptions | None = Field(default=None, description="only with stream: true")
     response_format: AnyFormat | None = None
     return_token_ids: bool | None = Field(default=None, description="an extension: token ids beside the text")
     user: str | None = Field(default=None, description="no effect")
+
+    def biases(self, info: EngineInfo) -> Mapping[int, float]:
+        """The logit biases by token id. Raises BadRequest for a key that is no token id of this model."""
+        return bias_of(self.logit_bias or {}, vocab_tokens=info.vocab_tokens)
 
     def stop_texts(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -122,32 +149,21 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise BadRequest("'stream_options' is allowed only with 'stream': true", param="stream_options")
 
-    def sampling(self, *, logprobs: int | None, vocab_tokens: int) -> Sampling:
-        plain = Sampling()
-        return Sampling(
-            temperature=_or(self.temperature, plain.temperature),
-            top_p=_or(self.top_p, plain.top_p),
-            top_k=max(0, self.top_k or 0),
-            min_p=_or(self.min_p, plain.min_p),
-            seed=self.seed,
-            repeat_penalty=_or(self.repeat_penalty, plain.repeat_penalty),
-            presence_penalty=_or(self.presence_penalty, plain.presence_penalty),
-            frequency_penalty=_or(self.frequency_penalty, plain.frequency_penalty),
-            penalty_window_tokens=plain.penalty_window_tokens if self.repeat_last_n is None else self.repeat_last_n,
-            logit_bias=bias_of(self.logit_bias or {}, vocab_tokens=vocab_tokens),
-            logprobs=logprobs,
-        )
-
     def format_of_answer(self) -> ResponseFormat:
-        match self.response_format:
-            case JsonSchemaFormat(json_schema=named):
-                return ResponseFormat("json_schema", json_schema=named.json_schema or {})
-            case RegexFormat(pattern=pattern):
-                return ResponseFormat("regex", pattern=pattern)
-            case JsonObjectFormat():
-                return ResponseFormat("json_object")
-            case _:
-                return ResponseFormat()
+        return format_of(self.response_format)
+
+
+def format_of(sent: AnyFormat | None) -> ResponseFormat:
+    """What the text of the answer must be."""
+    match sent:
+        case JsonSchemaFormat(json_schema=named):
+            return ResponseFormat("json_schema", json_schema=named.json_schema or {})
+        case RegexFormat(pattern=pattern):
+            return ResponseFormat("regex", pattern=pattern)
+        case JsonObjectFormat():
+            return ResponseFormat("json_object")
+        case _:
+            return ResponseFormat()
 
 
 def _or(given: float | None, otherwise: float) -> float:
