@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -30,7 +31,16 @@ from polystem.harness.rows import (
     TurnRow,
 )
 
-__all__ = ["MANIFEST_NAME", "ROWS_NAME", "Record", "RecordWriter", "read_record", "write_manifest"]
+__all__ = [
+    "MANIFEST_NAME",
+    "ROWS_NAME",
+    "Record",
+    "RecordWriter",
+    "built",
+    "read_file",
+    "read_record",
+    "write_manifest",
+]
 
 MANIFEST_NAME = "manifest.json"
 ROWS_NAME = "record.jsonl"
@@ -66,6 +76,7 @@ def _values(row: Row | Manifest) -> dict[str, Any]:
 
 
 RowT = TypeVar("RowT", ArmRow, TurnRow, ToolRow, RetryRow, PackageRow, SampleRow, ForeignRow)
+BuiltT = TypeVar("BuiltT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +111,15 @@ class Record:
 def read_record(folder: Path) -> Record:
     """Reads the record in a folder. Raises RecordError where it is missing, damaged or newer."""
     manifest_path, rows_path = folder / MANIFEST_NAME, folder / ROWS_NAME
-    manifest = _parsed(_read(manifest_path), str(manifest_path), {"manifest": Manifest})
-    lines = _read(rows_path).split(b"\n")
+    manifest = _parsed(read_file(manifest_path), str(manifest_path), {"manifest": Manifest})
+    lines = read_file(rows_path).split(b"\n")
     tail = lines.pop()
     rows = tuple(_rows(lines, rows_path))
     return Record(cast("Manifest", manifest), rows, cut=bool(tail))
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """The bytes of a file of a record. Raises RecordError."""
     try:
         return path.read_bytes()
     except OSError as exc:
@@ -140,18 +152,31 @@ def _parsed(data: bytes, place: str, kinds: dict[str, type[Row]] | dict[str, typ
         raise RecordError(f"{place} has the kind {kind!r}; known are {', '.join(kinds)}")
     if version < VERSION:
         values = _LATER[kinds[kind]] | values
-    return _built(kinds[kind], values, place)
+    return built(kinds[kind], values, place)
 
 
-def _built(row_type: type[Row] | type[Manifest], values: dict[str, Any], place: str) -> Row | Manifest:
+def built(row_type: type[BuiltT], values: dict[str, Any], place: str) -> BuiltT:
+    """A value of a dataclass from what JSON gave; its fields may be dataclasses too. Raises RecordError."""
     hints = _hints(row_type)
     unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
     if unknown or missing:
         word, names = ("lacks", missing) if missing else ("has the unknown field", unknown)
         raise RecordError(f"{place} is damaged: it {word} {', '.join(sorted(names))}")
-    for name, hint in hints.items():
-        values[name] = _fitted(values[name], hint, f"{place}: {name}")
-    return row_type(**values)
+    return row_type(**{name: _fitted(values[name], hint, f"{place}: {name}") for name, hint in hints.items()})
+
+
+_LATER[kinds[kind]] | values
+    return built(kinds[kind], values, place)
+
+
+def built(row_type: type[BuiltT], values: dict[str, Any], place: str) -> BuiltT:
+    """A value of a dataclass from what JSON gave; its fields may be dataclasses too. Raises RecordError."""
+    hints = _hints(row_type)
+    unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
+    if unknown or missing:
+        word, names = ("lacks", missing) if missing else ("has the unknown field", unknown)
+        raise RecordError(f"{place} is damaged: it {word} {', '.join(sorted(names))}")
+    return row_type(**{name: _fitted(values[name], hint, f"{place}: {name}") for name, hint in hints.items()})
 
 
 _HINTS: dict[type, dict[str, Any]] = {
@@ -167,8 +192,10 @@ _LATER: dict[type, dict[str, Any]] = {
 """What rows of an older version lack, and what that meant then."""
 
 
+@cache
 def _hints(row_type: type) -> dict[str, Any]:
-    return _HINTS[row_type]
+    hints = get_type_hints(row_type)
+    return {entry.name: hints[entry.name] for entry in fields(row_type)}
 
 
 def _fitted(value: Any, hint: Any, place: str) -> Any:
@@ -187,6 +214,8 @@ def _fitted(value: Any, hint: Any, place: str) -> Any:
         fits = False
     elif origin is dict:
         fits = isinstance(value, dict)
+    elif is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return built(hint, cast("dict[str, Any]", value), place)
     elif hint is float:
         fits = isinstance(value, int | float) and not isinstance(value, bool)
         value = float(value) if fits else value
