@@ -165,26 +165,6 @@ def built(row_type: type[BuiltT], values: dict[str, Any], place: str) -> BuiltT:
     return row_type(**{name: _fitted(values[name], hint, f"{place}: {name}") for name, hint in hints.items()})
 
 
-_LATER[kinds[kind]] | values
-    return built(kinds[kind], values, place)
-
-
-def built(row_type: type[BuiltT], values: dict[str, Any], place: str) -> BuiltT:
-    """A value of a dataclass from what JSON gave; its fields may be dataclasses too. Raises RecordError."""
-    hints = _hints(row_type)
-    unknown, missing = values.keys() - hints.keys(), hints.keys() - values.keys()
-    if unknown or missing:
-        word, names = ("lacks", missing) if missing else ("has the unknown field", unknown)
-        raise RecordError(f"{place} is damaged: it {word} {', '.join(sorted(names))}")
-    return row_type(**{name: _fitted(values[name], hint, f"{place}: {name}") for name, hint in hints.items()})
-
-
-_HINTS: dict[type, dict[str, Any]] = {
-    row_type: {entry.name: hints[entry.name] for entry in fields(row_type)}
-    for row_type in (*KINDS.values(), Manifest)
-    for hints in (get_type_hints(row_type),)
-}
-
 _LATER: dict[type, dict[str, Any]] = {
     row_type: {entry.name: entry.default for entry in fields(row_type) if entry.default is not MISSING}
     for row_type in (*KINDS.values(), Manifest)
