@@ -5,23 +5,28 @@
     │   ├── UnsupportedField      a field, or a value of it, that this server does not implement
     │   ├── ContextOverflow       prompt plus output exceed the context
     │   ├── ConstraintError       a schema, regex or tool set that cannot become a constraint
+    │   ├── WindowAboveContext    a window larger than the context is asked for
     │   └── FloorBelowServer      a request asks for a lower floor than the server keeps
     ├── Unauthorized              no API key, or a wrong one
     ├── NotFound
     │   ├── PoolNotFound
     │   └── ModelNotFound
     ├── Conflict
-    │   └── PoolInUse             release of a pool that still lends cells
+    │   ├── PoolInUse             release of a pool that still lends cells
+    │   └── ResizeRefused         a window keeps its size; `kind` says why
     ├── BodyTooLarge
     ├── Saturated                 not now; a retry can succeed
     │   ├── CellsExhausted
     │   ├── SequencesExhausted
+    │   ├── AllocationFull        a session's window has no room left for one of its turns, workers or pools
+    │   ├── WindowRefused         no window of the size asked for can be booked now
     │   └── AdmissionRefused      one more worker would break the floor, or the limit on workers
     ├── Unavailable               the service, not the request, is at fault
     │   ├── EngineStarting
     │   ├── EngineRestarting
     │   ├── EngineDied            the engine failed while it worked on this request
     │   ├── EngineLost            the engine has given up; no retry helps before the server is started again
+    │   ├── PoolLimit             a session owns as many pools as it may
     │   └── Draining
     ├── RequestTimeout
     └── SetupError                this machine, file or configuration must be mended by its operator
@@ -34,6 +39,8 @@ Status codes live in `serve.errors`, exit codes in `cli.errors`: one table each,
 """
 
 from __future__ import annotations
+
+from typing import Literal, TypeAlias
 
 
 class PolystemError(Exception):
@@ -64,24 +71,43 @@ class UnsupportedField(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    """The prompt, or prompt plus output, does not fit the context."""
+    """The prompt, or prompt plus output, does not fit the context, or the window of session `window_of`."""
 
-    def __init__(self, *, prompt_tokens: int, context_tokens: int, output_tokens: int = 0) -> None:
+    def __init__(
+        self, *, prompt_tokens: int, context_tokens: int, output_tokens: int = 0, window_of: str | None = None
+    ) -> None:
         asked = f"prompt of {prompt_tokens} tokens"
+        mend = "shorten the prompt, lower max_tokens, or start the server with a larger --context"
+        if window_of is not None:
+            asked += " beyond what a pool lends"
+            mend = f"compact the session, lower max_tokens, or resize the window of session '{window_of}'"
         if output_tokens:
             asked += f" plus max_tokens {output_tokens}"
         super().__init__(
-            f"{asked} exceeds the available context size of {context_tokens} tokens; "
-            "shorten the prompt, lower max_tokens, or start the server with a larger --context",
+            f"{asked} exceeds the available context size of {context_tokens} tokens; {mend}",
             param="messages",
         )
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.context_tokens = context_tokens
+        self.window_of = window_of
 
 
 class ConstraintError(BadRequest):
     """A JSON schema, regex or tool set that cannot be turned into a decoding constraint."""
+
+
+class WindowAboveContext(BadRequest):
+    """A window larger than the context is asked for, and no smaller one will do."""
+
+    def __init__(self, *, num_ctx: int, context_tokens: int) -> None:
+        super().__init__(
+            f"num_ctx {num_ctx} is above the largest window of one session, {context_tokens}; ask for that or less, "
+            "or name a num_ctx_min that fits",
+            param="num_ctx",
+        )
+        self.num_ctx = num_ctx
+        self.context_tokens = context_tokens
 
 
 class FloorBelowServer(BadRequest):
@@ -144,11 +170,17 @@ class BodyTooLarge(PolystemError):
 
 
 class Saturated(PolystemError):
-    """Full for now; a retry after `retry_after_s` can succeed."""
+    """Full for now; a retry after `retry_after_s` can succeed.
+
+    Whoever refuses says in `largest_admissible_cells` what window could be booked now, and in `pressure` the share of
+    the cells in question that is taken: those of the owner's window, or all; None where nobody knows.
+    """
 
     def __init__(self, message: str, *, retry_after_s: float = 2.0, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
+        self.largest_admissible_cells: int | None = None
+        self.pressure: float | None = None
 
 
 class CellsExhausted(Saturated):
@@ -172,6 +204,50 @@ class SequencesExhausted(Saturated):
             f"all {limit} sequence ids are taken by pools and running requests; retry later, or release pools"
         )
         self.limit = limit
+
+
+class AllocationFull(Saturated):
+    """A session's window has no room left for what is charged to it.
+
+    `worker` tells a turn on a pool of `owner` from a turn, or a pool, of `owner` itself. `base_free_cells` of
+    `base_cells` are free beside the windows. Nobody who runs was ended to make room.
+    """
+
+    def __init__(
+        self, *, owner: str, free_cells: int, window_cells: int, needed_cells: int, base_free_cells: int,
+        base_cells: int, largest_admissible_cells: int, worker: bool,
+    ) -> None:  # fmt: skip
+        whose = f"worker of '{owner}'" if worker else f"'{owner}'"
+        super().__init__(
+            f"admission rejected: session allocation full ({whose}: {free_cells} of {window_cells} cells free, "
+            f"needs {needed_cells}) — compact the session (base {base_free_cells} of {base_cells} cells free, needs 0; "
+            f"largest window admissible now {largest_admissible_cells})"
+        )
+        self.owner = owner
+        self.free_cells = free_cells
+        self.window_cells = window_cells
+        self.needed_cells = needed_cells
+        self.worker = worker
+        self.largest_admissible_cells = largest_admissible_cells
+        self.pressure = (window_cells - free_cells) / window_cells
+
+
+class WindowRefused(Saturated):
+    """No window between `num_ctx_min` and `num_ctx` can be booked now."""
+
+    def __init__(self, *, num_ctx: int, num_ctx_min: int, largest_admissible_cells: int) -> None:
+        asked = f"num_ctx_min {num_ctx_min}" if num_ctx_min < num_ctx else f"num_ctx {num_ctx}"
+        smaller = "retry later, close sessions" + (
+            f", or ask for num_ctx_min {largest_admissible_cells} or less" if largest_admissible_cells else ""
+        )
+        super().__init__(
+            f"admission rejected: kv headroom exhausted: largest admissible {largest_admissible_cells} < {asked}; "
+            f"{smaller}",
+            param="num_ctx",
+        )
+        self.num_ctx = num_ctx
+        self.num_ctx_min = num_ctx_min
+        self.largest_admissible_cells = largest_admissible_cells
 
 
 class AdmissionRefused(Saturated):
@@ -248,6 +324,52 @@ class Draining(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down; ask another, or retry when it is back", reason="draining")
+
+
+class PoolLimit(Unavailable):
+    """A session owns as many pools as it may."""
+
+    def __init__(self, owner: str, *, limit: int) -> None:
+        super().__init__(
+            f"session sub-pool limit reached ({limit} per slot, --pools-per-owner) — "
+            f"release one of '{owner}''s pools first",
+            reason="sub-pool limit reached",
+        )
+        self.owner = owner
+        self.limit = limit
+
+
+ResizeKind: TypeAlias = Literal[
+    "session_not_found",
+    "session_closing",
+    "session_busy",
+    "used_exceeds_window",
+    "per_request_session",
+    "invalid_num_ctx",
+    "above_session_ctx_max",
+    "exhausted",
+]
+"""Why a window keeps its size; `exhausted` alone can be mended by waiting."""
+
+
+class ResizeRefused(Conflict):
+    """A window keeps its size. `window_cells` is what the session holds, None where it holds no window.
+
+    `largest_admissible_cells` is the largest window that it could have now, `pressure` its used share.
+    """
+
+    def __init__(
+        self, message: str, *, kind: ResizeKind, used_cells: int | None = None, window_cells: int | None = None,
+        asked_cells: int | None = None, largest_admissible_cells: int | None = None, pressure: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message, param="session_id" if kind == "session_not_found" else "num_ctx")
+        self.kind: ResizeKind = kind
+        self.used_cells = used_cells
+        self.window_cells = window_cells
+        self.asked_cells = asked_cells
+        self.largest_admissible_cells = largest_admissible_cells
+        self.pressure = pressure
+        self.retry_after_s = 2.0
 
 
 class RequestTimeout(PolystemError):

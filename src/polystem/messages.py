@@ -99,7 +99,11 @@ class Request:
     `session_id` names the conversation whose KV may be continued; `pool_id` the shared prefix to grow from.
     `tenant` is on whose account it runs: tenants share a full machine evenly. `floor_tps` asks for a higher rate than
     the fleet keeps for everybody, and counts when its worker is let in; `admit_wait_s` is how long that may take, None
-    as long as the fleet's own setting says.
+    as long as the fleet's own setting says. `num_ctx` asks for a window of so many private cells for its session, and
+    counts while the session holds none; `num_ctx_min` is the least that will do, None the whole of it. With
+    `continue_pool` the messages hold only what comes after the pool.
+    `reasoning_budget_tokens` is the most that the model may think, where it marks its thinking; None as long as it
+    likes. `split_reasoning` False leaves the thinking in the text, marks and all.
     """
 
     id: str
@@ -119,6 +123,11 @@ class Request:
     tenant: str = DEFAULT_TENANT
     floor_tps: float | None = None
     admit_wait_s: float | None = None
+    num_ctx: int | None = None
+    num_ctx_min: int | None = None
+    continue_pool: bool = False
+    reasoning_budget_tokens: int | None = None
+    split_reasoning: bool = True
 
     def __post_init__(self) -> None:
         assert (self.messages is None) != (self.prompt is None), "exactly one of messages and prompt"
@@ -180,6 +189,7 @@ class Delta:
     """A piece of an answer. The last one, and no other, has `finish_reason` and `usage`.
 
     `tokens` are the ids this piece stands for; text may trail them where UTF-8, a stop string or a call is still open.
+    `stop_text` comes with the last one, where the answer ended before one of the request's stop strings.
     """
 
     tokens: tuple[int, ...] = ()
@@ -190,3 +200,4 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    stop_text: str | None = None
