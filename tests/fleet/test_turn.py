@@ -10,7 +10,7 @@ from polystem.engine.scripted import Answer
 from polystem.errors import BadRequest, Conflict, ContextOverflow
 from polystem.fleet import Fleet
 from polystem.messages import Request
-from tests.fleet.support import asking, created, everybody_reacts, next_delta, played, run, staged
+from tests.fleet.support import asking, begun, created, everybody_reacts, few_at_once, next_delta, played, run, staged
 
 pytestmark = pytest.mark.anyio
 
@@ -304,3 +304,27 @@ async def test_a_session_without_cells_is_forgotten_when_too_many_are_known() ->
         for name in "abcd":
             await played(stage, asking(PREFIX + name, session_id=name))
         assert {view.session_id for view in stage.fleet.statistics().sessions} == {"c", "d"}
+
+
+async def test_a_turn_tells_whether_it_waits_prefills_or_generates_and_how_far_it_is() -> None:
+    async with staged(floor=few_at_once(1)) as stage:
+        first = begun(stage, asking("x" * 300, max_tokens=3, session_id="a"))
+        await everybody_reacts()
+        later = begun(stage, asking("y" * 100, max_tokens=3, session_id="b", pool_id=7))
+        await everybody_reacts()
+        seen: list[tuple[str, int, int]] = []
+        while not first.done():
+            turn, waiting = stage.fleet.turns()
+            seen.append((turn.phase, turn.prefilled_tokens, turn.output_tokens))
+            assert (waiting.phase, waiting.prefilled_tokens, waiting.branch) == ("queued", 0, None)
+            assert (waiting.session_id, waiting.pool_id, waiting.prompt_tokens) == ("b", 7, 100)
+            await stage.steps()
+        assert [told for told in seen if told[0] == "prefill"][-4:] == [
+            ("prefill", done, 0) for done in (64, 128, 192, 256)
+        ]
+        assert ("generating", 300, 1) in seen
+        assert seen[-1][0] == "generating"
+        await stage.fleet.close_session("a")
+        await stage.until_done(later)
+        assert stage.fleet.turns() == ()
+        assert stage.fleet.turn_of("r") is None

@@ -5,7 +5,7 @@ from polystem.fleet.gate import Booking, CellGate, Gate, Lease
 from polystem.fleet.session import ClosedSession, SessionView
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetCounters, FleetStatistics
-from polystem.fleet.turn import AttachReport, Turn
+from polystem.fleet.turn import AttachReport, Turn, TurnView
 
 __all__ = [
     "AttachReport",
@@ -22,4 +22,5 @@ __all__ = [
     "Lease",
     "SessionView",
     "Turn",
+    "TurnView",
 ]

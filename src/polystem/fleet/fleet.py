@@ -43,7 +43,7 @@ from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.store import FleetStore, StoredFleet
 from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.tasks import to_the_end
-from polystem.fleet.turn import Turn
+from polystem.fleet.turn import Turn, TurnView
 from polystem.messages import DEFAULT_TENANT, Delta, Request, Timings
 from polystem.pool import Account, CellLedger
 
@@ -451,6 +451,16 @@ class Fleet:
             floor_faults=0 if self.floor_desk is None else self.floor_desk.faults,
             store=self._journal.health,
         )
+
+    def turns(self) -> tuple[TurnView, ...]:
+        """The turns in progress, in the order of arrival, those that wait included; never waits."""
+        lengths = self.engine.statistics().branch_tokens
+        return tuple(turn.view(lengths) for turn in self._turns)
+
+    def turn_of(self, request_id: str) -> TurnView | None:
+        """The turn in progress of one request, None before its prompt has been read and after its end."""
+        turn = next((turn for turn in self._turns if turn.request.id == request_id), None)
+        return None if turn is None else turn.view(self.engine.statistics().branch_tokens)
 
     def check_integrity(self) -> None:
         """Fails where the ledger contradicts itself or the engine.

@@ -7,12 +7,12 @@ half done; the caller reads deltas from a queue, and a slow reader does not hold
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from polystem.capacity.asks import Go
-from polystem.engine.protocol import Placement
+from polystem.engine.protocol import BranchId, Placement
 from polystem.errors import PolystemError
 from polystem.fleet.session import Session
 from polystem.messages import Delta, Prompt, Request
@@ -35,6 +35,28 @@ class AttachReport:
     pool_shared_tokens: int = 0
     shared_tokens: int = 0
     pool_unknown: bool = False
+
+
+Phase: TypeAlias = Literal["queued", "prefill", "generating"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn in progress, as a reader sees it: it waits at one of the gates, prefills, or generates.
+
+    `prefilled_tokens` of its `prompt_tokens` are in the cache, as far as the engine has told; `branch` is None while it
+    has no cells.
+    """
+
+    request_id: str
+    session_id: str | None
+    pool_id: int | None
+    phase: Phase
+    prompt_tokens: int
+    prefilled_tokens: int
+    output_tokens: int
+    shared_tokens: int
+    branch: BranchId | None
 
 
 class OnEnd(Protocol):
@@ -95,6 +117,33 @@ class Turn:
         if self.prefilled.is_set() or self.placement is None or self.opens_branch:
             return self.path.grown(self.output)
         return self.path.cut(self.kept_tokens)
+
+    def view(self, branch_tokens: Mapping[BranchId, int]) -> TurnView:
+        """The turn as it stands, given the lengths of the engine's branches."""
+        branch = None if self.account is None else self.account.branch
+        return TurnView(
+            request_id=self.request.id,
+            session_id=self.request.session_id,
+            pool_id=self.request.pool_id if self.account is None else self.attach.pool_id,
+            phase=self.phase,
+            prompt_tokens=len(self.path),
+            prefilled_tokens=self._prefilled_tokens(0 if branch is None else branch_tokens.get(branch, 0)),
+            output_tokens=len(self.output),
+            shared_tokens=self.attach.shared_tokens,
+            branch=branch,
+        )
+
+    @property
+    def phase(self) -> Phase:
+        """What the turn does now; the engine's own queue counts as prefill."""
+        if self.prefilled.is_set():
+            return "generating"
+        return "queued" if self.seated_at is None else "prefill"
+
+    def _prefilled_tokens(self, branch_tokens: int) -> int:
+        if self.phase == "prefill":
+            return max(self.kept_tokens, min(branch_tokens, len(self.path)))
+        return len(self.path) if self.phase == "generating" else 0
 
     # --- for the fleet --------------------------------------------------------------------------------------------
 

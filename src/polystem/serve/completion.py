@@ -56,7 +56,7 @@ def request_of_completion(
         response_format=body.format_of_answer(),
         sampling=body.sampling(logprobs=body.logprobs, logit_bias=body.biases(info)),
         stop=body.stop_texts(),
-        max_tokens=body.max_tokens,
+        max_tokens=body.most_tokens(),
         ignore_eos=bool(body.ignore_eos),
         session_id=body.session_id,
         pool_id=pool_id_of(body.pool_id),

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import orjson
 
+from polystem.fleet import Turn
 from polystem.messages import Delta, TokenLogprob, ToolCallDelta
+from polystem.serve.errors import error_event
 
 DONE = b"data: [DONE]\n\n"
 _END = b"\n\n"
@@ -19,7 +21,7 @@ _END = b"\n\n"
 class Events(Protocol):
     """Encodes one answer as a stream of events."""
 
-    def opening(self) -> bytes:
+    def opening(self, turn: Turn) -> bytes:
         """What is sent as soon as the turn is admitted; may be empty."""
         ...
 
@@ -29,6 +31,14 @@ class Events(Protocol):
 
     def closing(self, last: Delta, facts: dict[str, Any]) -> bytes:
         """The finish, the facts of the turn and the end mark."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """The last event of a stream that failed after it began."""
+        ...
+
+    def keepalive(self, comment: bytes) -> bytes:
+        """What is sent to keep a silent stream alive, before or after the opening."""
         ...
 
 
@@ -46,7 +56,7 @@ class ChatEvents:
         self._include_usage = include_usage
         self._token_ids = token_ids
 
-    def opening(self) -> bytes:
+    def opening(self, turn: Turn) -> bytes:
         return self._start + b'{"role":"assistant","content":""}' + self._close
 
     def piece(self, delta: Delta) -> bytes:
@@ -74,6 +84,12 @@ class ChatEvents:
         finish = self._opened + orjson.dumps(choice) + b"]"
         return _finished(self._opened, finish, facts, include_usage=self._include_usage)
 
+    def failure(self, error: Exception) -> bytes:
+        return error_event(error)
+
+    def keepalive(self, comment: bytes) -> bytes:
+        return comment
+
 
 class CompletionEvents:
     """`text_completion` objects."""
@@ -88,7 +104,7 @@ class CompletionEvents:
         self._token_ids = token_ids
         self._offset_chars = 0
 
-    def opening(self) -> bytes:
+    def opening(self, turn: Turn) -> bytes:
         return b""
 
     def piece(self, delta: Delta) -> bytes:
@@ -109,6 +125,12 @@ class CompletionEvents:
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": last.finish_reason}
         finish = self._opened + orjson.dumps(choice) + b"]"
         return _finished(self._opened, finish, facts, include_usage=self._include_usage)
+
+    def failure(self, error: Exception) -> bytes:
+        return error_event(error)
+
+    def keepalive(self, comment: bytes) -> bytes:
+        return comment
 
 
 def _finished(opened: bytes, finish: bytes, facts: dict[str, Any], *, include_usage: bool) -> bytes:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest
 from polystem.messages import ResponseFormat, Sampling
+from polystem.serve.settings import PING_S_MAX
 
 TOP_LOGPROBS_MAX = 20
 INT64_MAX = 2**63 - 1
@@ -25,6 +26,7 @@ SECONDS_MAX = 86400.0
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
+Count = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
 FloorTps = Annotated[float, Field(ge=FLOOR_TPS_MIN, le=FLOOR_TPS_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 StopText = Annotated[str, Field(min_length=1)]
@@ -47,6 +49,7 @@ OnlyFalse = Annotated[bool, AfterValidator(_only_false), WithJsonSchema({"type":
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    keepalive: bool | None = Field(default=None, description="comments while nothing else is to be sent")
     include_obfuscation: OnlyFalse | None = Field(default=None, description="only false: streams are not padded")
 
 
@@ -98,8 +101,21 @@ class TurnBody(Body):
     stream: bool | None = None
     session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
     pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
+    shared_prefix_n_tokens: Count | None = Field(default=None, description="most tokens that a pool may lend")
     floor_tps: FloorTps | None = Field(default=None, description="tokens/s to keep; the server's floor or more")
     admit_wait_s: Seconds | None = Field(default=None, description="longest wait to be let in; 0 answers 429 at once")
+    sse_ping_interval: int | None = Field(
+        default=None, ge=-TOKEN_ID_MAX, le=PING_S_MAX, description="longest silence of a stream in seconds; 0 is off"
+    )
+
+    def ping_s(self, default_s: float, *, wanted: bool | None) -> float | None:
+        """The longest silence of this body's stream, None for no limit.
+
+        An interval of its own asks for comments too, unless they are refused outright.
+        """
+        asked = self.sse_ping_interval is not None if wanted is None else wanted
+        every_s = default_s if self.sse_ping_interval is None else float(self.sse_ping_interval)
+        return every_s if asked and every_s > 0 else None
 
     def sampling(self, *, logprobs: int | None, logit_bias: Mapping[int, float]) -> Sampling:
         plain = Sampling()
@@ -122,6 +138,7 @@ class GenerationBody(TurnBody):
     """The fields that OpenAI's chat and text completions share."""
 
     max_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX)
+    n_predict: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="same as max_tokens; -1 sets none")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         default=None, description="token id to bias"
     )
@@ -148,6 +165,25 @@ class GenerationBody(TurnBody):
         """Raises BadRequest where stream options come without a stream, as OpenAI does."""
         if self.stream_options is not None and not self.stream:
             raise BadRequest("'stream_options' is allowed only with 'stream': true", param="stream_options")
+
+    def wants_keepalive(self) -> bool | None:
+        """Whether comments are asked for; None where nothing is said."""
+        return None if self.stream_options is None else self.stream_options.keepalive
+
+    def most_tokens(self, **others: int | None) -> int | None:
+        """The limit of the answer, None without one; `others` are further names of it.
+
+        Raises BadRequest where two names say different things.
+        """
+        if self.n_predict == 0:
+            raise BadRequest("Field 'n_predict': must be -1 or at least 1, but is 0", param="n_predict")
+        given = {"max_tokens": self.max_tokens, "n_predict": self.n_predict, **others}
+        said = {name: tokens for name, tokens in given.items() if tokens is not None}
+        if len(set(said.values())) > 1:
+            names = " and ".join(f"'{name}'" for name in said)
+            raise BadRequest(f"{names} differ; send one of them", param=next(iter(said)))
+        limit = next(iter(said.values()), None)
+        return None if limit == -1 else limit
 
     def format_of_answer(self) -> ResponseFormat:
         return format_of(self.response_format)

@@ -74,7 +74,9 @@ def turn_of(
     """The turn of a request, as a stream where the body asks for one."""
     head, token_ids = head_of(desk, request.id, info), bool(body.return_token_ids)
     if body.stream:
-        return StreamedTurn(desk, request, events(head, include_usage=body.wants_usage(), token_ids=token_ids))
+        ping_s = body.ping_s(desk.settings.ping_interval_s, wanted=body.wants_keepalive())
+        encoder = events(head, include_usage=body.wants_usage(), token_ids=token_ids)
+        return StreamedTurn(desk, request, encoder, ping_s=ping_s)
     return WholeTurn(desk, request, answer(head, token_ids=token_ids))
 
 

@@ -12,6 +12,7 @@ from polystem.errors import ConfigError
 
 PORT_MAX = 65535
 BODY_BYTES_MIN = 1024
+PING_S_MAX = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,9 @@ class ServeSettings:
 
     `api_keys` empty lets everybody in, which is allowed on loopback only. `model_aliases` are names a client may send
     besides the engine's own. `request_timeout_s` bounds one request, from its body being read to its last byte;
-    `drain_grace_s` is how long running turns may go on after SIGTERM. Raises ConfigError.
+    `drain_grace_s` is how long running turns may go on after SIGTERM. `ping_interval_s` is the longest silence of a
+    stream whose client asked to be kept alive and named no interval of its own; 0 leaves such streams silent. Raises
+    ConfigError.
     """
 
     host: str = "127.0.0.1"
@@ -30,6 +33,7 @@ class ServeSettings:
     max_body_bytes: int = 8 * 1024 * 1024
     request_timeout_s: float = 600.0
     drain_grace_s: float = 30.0
+    ping_interval_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= PORT_MAX:
@@ -41,6 +45,11 @@ class ServeSettings:
             )
         self._check_seconds("request_timeout_s", self.request_timeout_s)
         self._check_seconds("drain_grace_s", self.drain_grace_s)
+        if not 0 <= self.ping_interval_s <= PING_S_MAX:
+            raise ConfigError(
+                f"ping_interval_s {self.ping_interval_s:g} is out of range; give 0 (off) to {PING_S_MAX} seconds",
+                param="ping_interval_s",
+            )
         self._check_keys()
 
     def _check_seconds(self, name: str, value_s: float) -> None:

@@ -1,12 +1,14 @@
 """One turn of the fleet as one HTTP response, streamed or whole.
 
 The turn is entered when the response is sent, so a refusal is still a plain HTTP error; a failure after the first
-byte is an error event, after which the stream ends without [DONE]. A client that leaves ends the turn at once. The
-last bytes are sent after the turn has given back what it held: who reads them may count on that.
+byte is an error event, after which the stream ends without its end mark. Where the client asked to be kept alive, the
+first comment is that first byte. A client that leaves ends the turn at once. The last bytes are sent after the turn
+has given back what it held: who reads them may count on that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -15,14 +17,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from polystem.capacity.asks import Go
+from polystem.clock import Clock
 from polystem.errors import PolystemError
 from polystem.fleet import AttachReport
 from polystem.messages import Delta, Request
 from polystem.serve.bounded import ClientLeft
 from polystem.serve.desk import Desk
-from polystem.serve.errors import error_event, json_response
+from polystem.serve.errors import json_response
 from polystem.serve.events import Events
 from polystem.serve.facts import attach_of, timings_of, usage_of
+from polystem.serve.keepalive import comment_of, kept_alive
 from polystem.serve.metrics import TurnMeter
 
 logger = logging.getLogger(__name__)
@@ -79,17 +83,21 @@ class WholeTurn(Response):
 
 
 class StreamedTurn(Response):
-    """Runs a turn and answers with a stream of events, one write for each delta."""
+    """Runs a turn and answers with a stream of events, one write for each delta.
 
-    def __init__(self, desk: Desk, request: Request, events: Events) -> None:
+    `ping_s` is the longest silence, None where nobody asked for a limit.
+    """
+
+    def __init__(self, desk: Desk, request: Request, events: Events, *, ping_s: float | None = None) -> None:
         super().__init__()
         self._desk = desk
         self._request = request
         self._events = events
+        self._ping_s = ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = self._desk.metrics.turn(self._desk.clock)
-        stream = _Stream(send, self._request.id)
+        stream = _Stream(send, self._desk.clock, {ID_HEADER: self._request.id})
         try:
             await self._desk.bounded(self._run(stream, meter), receive)
         except ClientLeft:
@@ -100,13 +108,16 @@ class StreamedTurn(Response):
                 raise
             if not isinstance(exc, PolystemError):
                 logger.exception("unexpected failure inside a stream")
-            await stream.close(error_event(exc))
+            await stream.close(self._events.failure(exc))
 
     async def _run(self, stream: _Stream, meter: TurnMeter) -> None:
         events = self._events
         last = Delta()
-        async with self._desk.fleet.turn(self._request) as turn:
-            await stream.open(events.opening(), admission_headers(turn.verdict))
+        async with (
+            kept_alive(stream, self._desk.clock, every_s=self._ping_s, comment=self._comment),
+            self._desk.fleet.turn(self._request) as turn,
+        ):
+            await stream.open(events.opening(turn), admission_headers(turn.verdict))
             async for last in turn:
                 meter.piece()
                 if last.finish_reason is None and (piece := events.piece(last)):
@@ -115,27 +126,52 @@ class StreamedTurn(Response):
         meter.finished(last)
         await stream.close(events.piece(last) + events.closing(last, facts))
 
+    def _comment(self) -> bytes:
+        return self._events.keepalive(comment_of(self._desk.fleet.turn_of(self._request.id)))
+
 
 class _Stream:
-    """The response of a stream: headers once, then bytes."""
+    """The response of a stream: headers once, then bytes, one write at a time."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, clock: Clock, headers: Mapping[str, str]) -> None:
         self._send = send
-        self._headers = [*STREAM_HEADERS, (ID_HEADER.encode(), request_id.encode())]
+        self._clock = clock
+        self._headers = headers
+        self._lock = asyncio.Lock()
         self.is_open = False
+        self.sent_at_s = clock.now_s()
 
     async def open(self, first: bytes, more_headers: Mapping[str, str]) -> None:
-        self.is_open = True
-        headers = [*self._headers, *((name.encode(), value.encode()) for name, value in more_headers.items())]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        if first:
-            await self.write(first)
+        """Sends the headers, unless a comment had to go before, and what comes first."""
+        async with self._lock:
+            await self._start(more_headers)
+            if first:
+                await self._put(first)
+
+    async def remind(self, comment: bytes) -> None:
+        async with self._lock:
+            await self._start({})
+            await self._put(comment)
 
     async def write(self, piece: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        async with self._lock:
+            await self._put(piece)
 
     async def close(self, piece: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": False})
+        async with self._lock:
+            await self._put(piece, more_body=False)
+
+    async def _start(self, more_headers: Mapping[str, str]) -> None:
+        if self.is_open:
+            return
+        self.is_open = True
+        told = {**self._headers, **more_headers}
+        headers = [*STREAM_HEADERS, *((name.encode(), value.encode()) for name, value in told.items())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _put(self, piece: bytes, *, more_body: bool = True) -> None:
+        self.sent_at_s = self._clock.now_s()
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more_body})
 
 
 def admission_headers(verdict: Go | None) -> dict[str, str]:
