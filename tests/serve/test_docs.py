@@ -14,7 +14,7 @@ from polystem.fleet import Fleet
 from polystem.serve import ServeSettings, build_app
 from polystem.serve.capacity_bodies import AdmissionBody, CapacityQuery, ElasticBody
 from polystem.serve.capacity_shapes import PoolCapacityAnswer, TpsRow
-from polystem.serve.chat import TemplateBody
+from polystem.serve.chat import ChatBody, TemplateBody
 from polystem.serve.completion import CompletionBody
 from polystem.serve.pool_bodies import PoolBody
 from polystem.serve.refused import REFUSED_FIELDS
@@ -36,7 +36,7 @@ def fields_in(text: str) -> set[str]:
 
 def test_every_field_of_a_completion_is_on_the_page(sections: dict[str, str]) -> None:
     told, refused = sections["Chat completions and text completions"].split("Refused by name")
-    assert fields_in(told) == {*TemplateBody.model_fields, *CompletionBody.model_fields}
+    assert fields_in(told) == {*ChatBody.model_fields, *TemplateBody.model_fields, *CompletionBody.model_fields}
     assert fields_in(refused) == set(REFUSED_FIELDS)
 
 
@@ -71,4 +71,4 @@ def test_every_reason_of_a_refusal_is_on_the_page(sections: dict[str, str]) -> N
 
 
 def test_no_refused_field_is_accepted() -> None:
-    assert not set(REFUSED_FIELDS) & {*TemplateBody.model_fields, *CompletionBody.model_fields, *PoolBody.model_fields}
+    assert not set(REFUSED_FIELDS) & {*ChatBody.model_fields, *CompletionBody.model_fields, *PoolBody.model_fields}

@@ -14,17 +14,23 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held: str = ""
-        self.met = False
+        self.met_text: str | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether a stop string is whole; then the answer is over."""
+        return self.met_text is not None
 
     def feed(self, text: str) -> str:
-        """The text that has become safe to send. Sets `met` once a stop string is whole; then the answer is over."""
+        """The text that has become safe to send. Sets `met_text` once a stop string is whole."""
         if not self._stops:
             return text
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
         if found:
-            self.met, self._held = True, ""
-            return text[: min(found)]
+            at, self.met_text = min(found)
+            self._held = ""
+            return text[:at]
         safe = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._held = text[safe:]
         return text[:safe]

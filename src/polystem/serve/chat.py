@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest, UnsupportedField
@@ -102,7 +102,38 @@ Tools = Annotated[list[FunctionTool], Field(max_length=TOOLS_MAX)]
 Messages = Annotated[list[AnyMessage], Field(min_length=1)]
 
 
-class ChatBody(GenerationBody):
+class ThinkingFields(Body):
+    """What changes how a conversation is rendered, besides its messages and tools."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="handed to the chat template")
+    reasoning_effort: str | None = Field(default=None, description="only where the model's chat template reads it")
+    enable_thinking: bool | None = Field(default=None, description="handed to the chat template, if it thinks at all")
+    reasoning_budget_tokens: int | None = Field(
+        default=None, ge=-1, le=TOKEN_ID_MAX, description="0 turns thinking off, -1 bounds it by max_tokens alone"
+    )
+
+    def template_args(self) -> dict[str, Any]:
+        """What the template gets besides messages and tools; `chat_template_kwargs` have the last word.
+
+        A budget of 0 is no thinking, as `enable_thinking` false is; any other budget renders as none does.
+        """
+        thinks = False if self.reasoning_budget_tokens == 0 else self.enable_thinking
+        named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks}
+        given = {name: value for name, value in named.items() if value is not None}
+        return given | dict(self.chat_template_kwargs or {})
+
+    def check_effort(self, info: EngineInfo) -> None:
+        """Raises UnsupportedField for an effort that no one would read."""
+        if self.reasoning_effort is not None and "reasoning_effort" not in info.chat_template:
+            raise UnsupportedField("reasoning_effort", f"the chat template of '{info.model}' does not read it")
+
+    def budget_tokens(self) -> int | None:
+        """The most tokens of thinking, None where only the answer's own limit holds."""
+        budget = self.reasoning_budget_tokens
+        return None if budget is None or budget < 0 else budget
+
+
+class ChatBody(GenerationBody, ThinkingFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -112,8 +143,10 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=TOKEN_ID_MAX, description="same as max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS_MAX, description="only with logprobs: true")
-    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="handed to the chat template")
-    reasoning_effort: str | None = Field(default=None, description="only where the model's chat template reads it")
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
+        default=None,
+        description="none leaves thinking in the content as the model wrote it; the others are the default",
+    )
     modalities: list[Literal["text"]] | None = Field(default=None, description="only text")
     store: OnlyFalse | None = Field(default=None, description="only false: nothing is stored")
     metadata: dict[str, str] | None = Field(default=None, description="no effect: it belongs to stored answers")
@@ -123,15 +156,31 @@ class ChatBody(GenerationBody):
     prompt_cache_retention: Literal["in_memory"] | None = Field(default=None, description="no effect")
 
 
-class TemplateBody(ChatBody):
-    """POST /apply-template: a chat body, rendered but not run."""
+class TemplateBody(ThinkingFields):
+    """POST /apply-template: what of a chat body changes its rendering. All else that chat has may be sent along."""
 
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    messages: Messages
+    tools: Tools | None = None
+    model: str | None = Field(default=None, description="the served model's name or an alias; absent means that one")
     add_generation_prompt: bool | None = Field(default=None, description="false leaves out the opening of the answer")
+
+
+def request_of_template(body: TemplateBody, *, request_id: str) -> Request:
+    """The conversation to be rendered, and nothing else of the request."""
+    return Request(
+        id=request_id,
+        messages=messages_of(body.messages),
+        tools=tools_of(body.tools),
+        template_args=body.template_args(),
+    )
 
 
 def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo, tenant: str = NO_KEY_TENANT) -> Request:
     """The request that a chat body asks for. Raises BadRequest where its fields contradict each other."""
     body.check_stream_options()
+    body.check_effort(info)
     tools = tools_of(body.tools)
     return Request(
         id=request_id,
@@ -142,9 +191,11 @@ def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo, tenant
         response_format=body.format_of_answer(),
         sampling=body.sampling(logprobs=_logprobs_of(body), logit_bias=body.biases(info)),
         stop=body.stop_texts(),
-        max_tokens=_max_tokens_of(body),
+        max_tokens=body.most_tokens(max_completion_tokens=body.max_completion_tokens),
         ignore_eos=bool(body.ignore_eos),
-        template_args=template_args_of(body, info),
+        template_args=body.template_args(),
+        reasoning_budget_tokens=body.budget_tokens(),
+        split_reasoning=body.reasoning_format != "none",
         session_id=body.session_id,
         pool_id=pool_id_of(body.pool_id),
         tenant=tenant,
@@ -231,23 +282,3 @@ def _logprobs_of(body: ChatBody) -> int | None:
     if body.top_logprobs is not None:
         raise BadRequest("'top_logprobs' is allowed only with 'logprobs': true", param="top_logprobs")
     return None
-
-
-def _max_tokens_of(body: ChatBody) -> int | None:
-    both = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(both) > 1:
-        raise BadRequest("'max_tokens' and 'max_completion_tokens' differ; send one of them", param="max_tokens")
-    return next(iter(both), None)
-
-
-def template_args_of(body: ChatBody, info: EngineInfo) -> dict[str, Any]:
-    """What the template gets besides messages and tools.
-
-    Raises UnsupportedField for an effort that no one would read.
-    """
-    args = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is None:
-        return args
-    if "reasoning_effort" not in info.chat_template:
-        raise UnsupportedField("reasoning_effort", f"the chat template of '{info.model}' does not read it")
-    return {"reasoning_effort": body.reasoning_effort} | args

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from polystem.serve.chat import TemplateBody, request_of_chat
+from polystem.serve.chat import TemplateBody, request_of_template
 from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import json_response
@@ -38,9 +38,9 @@ def text_routes(desk: Desk) -> APIRouter:
 
     @router.post("/apply-template", responses=describes(PromptAnswer) | errors_of(404) | TEXT_ERRORS)
     async def apply_template(body: TemplateBody) -> Response:
-        """The text that a chat body is rendered to."""
-        info = desk.info_for(body.model)
-        request = request_of_chat(body, request_id=desk.new_id("template"), info=info)
+        """The text that a chat body is rendered to; chat's other fields may come along."""
+        desk.info_for(body.model)
+        request = request_of_template(body, request_id=desk.new_id("template"))
         prompt = await desk.fleet.engine.encode(request, generation_prompt=body.add_generation_prompt is not False)
         return json_response({"prompt": prompt.text})
 

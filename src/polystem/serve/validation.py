@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from polystem.errors import BadRequest, UnsupportedField
 from polystem.serve.capacity_bodies import AdmissionBody, ElasticBody
-from polystem.serve.chat import TemplateBody
+from polystem.serve.chat import ChatBody, TemplateBody
 from polystem.serve.completion import CompletionBody
 from polystem.serve.pool_bodies import PoolBody
 from polystem.serve.refused import REFUSED_FIELDS
@@ -21,7 +21,7 @@ Finding = Mapping[str, Any]
 REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
 Path = tuple[str | int, ...]
 
-BODIES = (TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody)
+BODIES = (ChatBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody)
 KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
 EXPECTED_TYPE: Mapping[str, str] = {
@@ -93,7 +93,7 @@ def _error_for(path: Path, finding: Finding, together: Sequence[Finding]) -> Bad
     if kind == "extra_forbidden":
         return _unknown_field(path, param)
     if kind == "missing":
-        return BadRequest(f"Field '{param}' is required", param=param)
+        return _missing(path, param)
     if kind in EXPECTED_TYPE:
         return _wrong_type(param, finding["input"], [each["type"] for each in together])
     if kind == "union_tag_not_found":
@@ -121,6 +121,13 @@ def _unknown_field(path: Path, param: str) -> BadRequest:
     near = difflib.get_close_matches(name, KNOWN_FIELDS, n=1)
     advice = f"; did you mean '{near[0]}'?" if near and near[0] != name else "; leave it out"
     return BadRequest(f"Unknown field '{param}'{advice}", param=param)
+
+
+def _missing(path: Path, param: str) -> BadRequest:
+    missing = f"Field '{param}' is required"
+    if len(path) == 3 and (path[0], path[2]) == ("tools", "type"):  # control-plane clients know this wording
+        return BadRequest(f"Failed to parse tools: Missing tool type. {missing}, and is 'function'", param=param)
+    return BadRequest(missing, param=param)
 
 
 def _wrong_type(param: str, found: Any, kinds: Sequence[str]) -> BadRequest:

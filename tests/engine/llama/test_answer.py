@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polystem.engine.llama.answer import AnswerReader, apart
@@ -9,7 +11,7 @@ from polystem.engine.llama.wire import ERROR, TOKENS, Event, error_fields
 from polystem.errors import CellsExhausted
 from polystem.messages import Message, Prompt, Request, Timings, Tool, Usage
 
-END = ("stop", 9, 3, 4, 2, 0.1, 0.2, 0.3)
+END = ("stop", 9, 3, 4, 2, 0.1, 0.2, 0.3, None)
 PROMPT = Prompt("", (1,))
 PLAIN = Request(id="r", prompt="x")
 CHAT = Request(id="r", messages=(Message("user", "x"),), tools=(Tool("move"),))
@@ -67,3 +69,13 @@ def test_logprobs_of_joined_events_are_all_there() -> None:
     events: list[Event] = [(1, TOKENS, (n,), "x", (n, "x", -0.5, ((1, "y", -1.0),)), None) for n in (5, 6)]
     logprobs = AnswerReader(PLAIN, PROMPT, "hermes").read(events).logprobs
     assert [(entry.token, entry.logprob, entry.top[0].text) for entry in logprobs] == [(5, -0.5, "y"), (6, -0.5, "y")]
+
+
+def test_the_last_delta_names_the_stop_string_that_was_met() -> None:
+    assert AnswerReader(PLAIN, PROMPT, "hermes").read([said(5, "a", (*END[:-1], "b"))]).stop_text == "b"
+
+
+def test_thinking_stays_in_the_text_where_it_is_not_to_be_told_apart() -> None:
+    reader = AnswerReader(replace(CHAT, split_reasoning=False), PROMPT, "hermes")
+    delta = reader.read([said(5, "<think>why</think>yes", END)])
+    assert (delta.text, delta.reasoning) == ("<think>why</think>yes", "")

@@ -23,7 +23,7 @@ from polystem.messages import Sampling
 
 
 def test_a_report_comes_back_as_it_was() -> None:
-    end = ("stop", 9, 2, 4, 4, 0.1, 0.2, 0.3)
+    end = ("stop", 9, 2, 4, 4, 0.1, 0.2, 0.3, None)
     events = [(3, TOKENS, (17,), "é", (17, "é", -0.5, ((1, "a", -0.7),)), None), (4, TOKENS, (1,), "", None, end)]
     snapshot = Snapshot(9, 2, 1, 0, 0, 1, 0, 5, 8, ((1, 7),), (2,), (1.5, 0.01, 2, 256, 0, 0.02), (1.0, 2.0, 3.0, 4.0))
     assert unpack(pack(events, snapshot)) == (events, snapshot)

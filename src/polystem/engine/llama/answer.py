@@ -54,10 +54,12 @@ class AnswerReader:
             piece = _joined(piece, self._parser.finish(cast("FinishReason", end[0])))
             text = piece.text
         usage, timings = self._accounts(end)
-        return replace(piece, tokens=tokens, text=text, logprobs=logprobs, usage=usage, timings=timings)
+        return replace(
+            piece, tokens=tokens, text=text, logprobs=logprobs, usage=usage, timings=timings, stop_text=end[-1]
+        )
 
     def _accounts(self, end: tuple[Any, ...]) -> tuple[Usage, Timings]:
-        _, prompt_tokens, drawn, cached, shared, queued_s, prefill_s, decode_s = end
+        _, prompt_tokens, drawn, cached, shared, queued_s, prefill_s, decode_s, _ = end
         usage = Usage(prompt_tokens, drawn, cached, shared, self._reasoning_tokens)
         return usage, Timings(queued_s, prefill_s, decode_s)
 

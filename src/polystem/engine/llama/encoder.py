@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 from polystem.clock import Clock
 from polystem.engine.llama.native import NativeModel
 from polystem.engine.llama.settings import LlamaSettings
+from polystem.engine.llama.thinking import Mark, ThinkingLimit
 from polystem.engine.template import ChatTemplate
+from polystem.engine.tools import THINKING_MARKS, thinking_opened
 from polystem.errors import BadRequest, UnsupportedField
 from polystem.messages import Prompt, Request
 
@@ -29,6 +31,7 @@ class PromptEncoder:
         self._model = NativeModel(settings.model_path, vocab_only=True)
         self._reading: set[asyncio.Future[Any]] = set()
         self._closed = False
+        self._marks: tuple[Mark, ...] | None = None
         self.vocabulary = self._model.vocabulary
         self.context_tokens = settings.context_tokens or min(settings.cells, self._model.context_tokens)
         source = settings.chat_template or self._model.chat_template()
@@ -69,6 +72,20 @@ class PromptEncoder:
     def _starts_itself(self, text: str) -> bool:
         """Whether the template wrote the opening token that the tokenizer would add."""
         return bool(self._bos) and text.startswith(self._bos)
+
+    def thinking_limit(self, request: Request, prompt_text: str) -> ThinkingLimit | None:
+        """What the request lets the model think, None where it sets no bound."""
+        if request.reasoning_budget_tokens is None or request.messages is None:
+            return None
+        if self._marks is None:
+            self._marks = tuple(self._mark(opening, closing) for opening, closing in THINKING_MARKS.items())
+        closing = thinking_opened(prompt_text)
+        opened = next((mark for mark in self._marks if closing is not None and mark.closing == closing.encode()), None)
+        return ThinkingLimit(request.reasoning_budget_tokens, self._marks, opened)
+
+    def _mark(self, opening: str, closing: str) -> Mark:
+        tokens = self.vocabulary.tokenize(closing, add_special=False, parse_special=True)
+        return Mark(opening.encode(), closing.encode(), tuple(tokens))
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; long texts are read in a thread."""

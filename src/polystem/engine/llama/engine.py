@@ -191,6 +191,7 @@ class LlamaEngine:
                     max_tokens,
                     request.ignore_eos,
                     grammar,
+                    encoder.thinking_limit(request, prompt.text),
                 )
             )
             while not over:

@@ -24,6 +24,7 @@ from polystem.engine.llama.schedule import StepPlan, in_whole_passes, plan_step,
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.stream import Stream
 from polystem.engine.llama.text import PieceTable
+from polystem.engine.llama.thinking import ThoughtBudget
 from polystem.engine.llama.wire import (
     ANONYMOUS_FROM,
     DONE,
@@ -157,7 +158,10 @@ class DecodeLoop:
     def _sampler(self, job: Job) -> Sampler:
         """The job's sampling state; made before it takes cells, so that a job it fails for leaves nothing behind."""
         try:
-            return Sampler(job.sampling, None if job.grammar is None else self._compile(job.grammar))
+            constraint = None if job.grammar is None else self._compile(job.grammar)
+            if job.thinking is not None:
+                constraint = ThoughtBudget(job.thinking, self._pieces.raw, constraint)
+            return Sampler(job.sampling, constraint)
         except Exception as exc:
             raise contained(exc) from exc
 

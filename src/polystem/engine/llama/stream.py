@@ -91,7 +91,7 @@ class Stream:
         prefill_s = self._first_token_s - self._started_s
         return (
             reason, len(self.job.tokens), self._drawn, self._cached, self._shared,
-            queued_s, prefill_s, now_s - self._first_token_s,
+            queued_s, prefill_s, now_s - self._first_token_s, self._text.stop_text,
         )  # fmt: skip
 
     def _named(self, logprobs: RawLogprobs | None) -> tuple[Any, ...] | None:

@@ -48,6 +48,11 @@ class StreamText:
         """Whether a stop string is complete; it is not given out."""
         return self._stops.met
 
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that is complete."""
+        return self._stops.met_text
+
     def push(self, token: int) -> str:
         """Text that became final with this token."""
         return self._stops.feed(self._decoder.decode(self._pieces.raw(token)))

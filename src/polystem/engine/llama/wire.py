@@ -4,7 +4,7 @@ Commands are pickled values. Reports are tuples of plain values only (marshal's)
 
     report   = (events, snapshot | None)
     event    = (ticket, KIND, ...)      TOKENS brings tokens, text, logprobs, end
-    end      = None | (reason, prompt, drawn, cached and shared tokens, queued, prefill and decode seconds)
+    end      = None | (reason, prompt, drawn, cached and shared tokens, queued, prefill and decode seconds, stop string)
     snapshot = the fields of `Snapshot`
 
 Knows no stream state. A ticket names one command that is answered, and is never used again in a boot.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from polystem.engine.constraint import Grammar
+from polystem.engine.llama.thinking import ThinkingLimit
 from polystem.engine.protocol import BranchId, Placement
 from polystem.errors import (
     BadRequest,
@@ -37,7 +38,7 @@ LOOP_TICKET = 0  # events of the loop itself
 ANONYMOUS_FROM = -(1 << 40)  # branches of turns without a placement count down from here
 
 Event: TypeAlias = tuple[Any, ...]
-End: TypeAlias = tuple[str, int, int, int, int, float, float, float]
+End: TypeAlias = tuple[str, int, int, int, int, float, float, float, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Job:
     max_tokens: int = 0
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    thinking: ThinkingLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

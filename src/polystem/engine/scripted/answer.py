@@ -9,6 +9,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias
 
 from polystem.engine.scripted.tokens import ByteTokens
@@ -42,9 +43,12 @@ def spoken(request: Request, prompt: Prompt) -> Answer:
     return Answer(text=" ".join(chosen) + ".")
 
 
-def pieces_of(answer: Answer, tokens: ByteTokens) -> Iterator[Delta]:
-    """The answer token by token; text trails the tokens where a character is still open."""
-    yield from _text_pieces(answer.reasoning, reasoning=True)
+def pieces_of(answer: Answer, tokens: ByteTokens, *, budget_tokens: int | None = None) -> Iterator[Delta]:
+    """The answer token by token; text trails the tokens where a character is still open.
+
+    Thinking ends with its budget.
+    """
+    yield from islice(_text_pieces(answer.reasoning, reasoning=True), budget_tokens)
     yield from _text_pieces(answer.text, reasoning=False)
     for index, call in enumerate(answer.tool_calls):
         yield from _call_pieces(index, call, tokens)

@@ -26,7 +26,7 @@ from polystem.engine.scripted.answer import Answer, Script, finish_reason_of, pi
 from polystem.engine.scripted.job import Job
 from polystem.engine.scripted.loop import StepLoop
 from polystem.engine.scripted.settings import ScriptedSettings, StepCost
-from polystem.engine.scripted.tokens import CHAT_TEMPLATE, ByteTokens
+from polystem.engine.scripted.tokens import ByteTokens
 from polystem.engine.stops import StopFilter
 from polystem.errors import (
     BadRequest,
@@ -55,7 +55,7 @@ class ScriptedEngine:
         step_cost: StepCost | None = None,
     ) -> None:
         self.settings = settings = settings or ScriptedSettings()
-        self.tokens = ByteTokens()
+        self.tokens = ByteTokens(self.settings.chat_template)
         self.answers = deque(answers)
         self._script = script
         self._clock = clock = clock or SystemClock()
@@ -79,7 +79,7 @@ class ScriptedEngine:
             cells_total=self.settings.cells,
             sequences_total=self.settings.sequences,
             vocab_tokens=self.tokens.vocab_tokens,
-            chat_template=CHAT_TEMPLATE,
+            chat_template=self.settings.chat_template,
             tool_format="hermes",
             build="scripted",
             settings=asdict(self.settings),
@@ -121,7 +121,7 @@ class ScriptedEngine:
             queued_at=self._clock.now_s(),
             request=request,
             answer=answer,
-            pieces=pieces_of(answer, self.tokens),
+            pieces=pieces_of(answer, self.tokens, budget_tokens=request.reasoning_budget_tokens),
             finish_reason=finish_reason_of(answer),
             stops=StopFilter(request.stop),
         )

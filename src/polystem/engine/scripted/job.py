@@ -84,6 +84,7 @@ class Job:
         return Delta(
             text=self.stops.rest(),
             finish_reason=self.finish_reason,
+            stop_text=self.stops.met_text,
             usage=Usage(
                 prompt_tokens=len(self.tokens),
                 output_tokens=self.output_tokens,

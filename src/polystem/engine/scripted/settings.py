@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from polystem.engine.scripted.tokens import CHAT_TEMPLATE
+
 StepCost: TypeAlias = Callable[[int, int, int], float]
 """Seconds of one step, given decoding turns, cells read and tokens prefilled."""
 
@@ -20,3 +22,4 @@ class ScriptedSettings:
     context_tokens: int = 4096
     prefill_chunk_tokens: int = 512
     restart_s: float | None = 0.0
+    chat_template: str = CHAT_TEMPLATE

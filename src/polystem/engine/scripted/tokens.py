@@ -35,8 +35,8 @@ class ByteTokens:
     call_open_token = 256 + CONTROL_TEXTS.index("<tool_call>")
     call_close_token = 256 + CONTROL_TEXTS.index("</tool_call>")
 
-    def __init__(self) -> None:
-        self._template = ChatTemplate(CHAT_TEMPLATE)
+    def __init__(self, chat_template: str = CHAT_TEMPLATE) -> None:
+        self._template = ChatTemplate(chat_template)
 
     def tokenize(self, text: str, *, parse_special: bool = True) -> tuple[int, ...]:
         """Token ids of a text; control tags are single tokens where `parse_special`."""
@@ -62,5 +62,5 @@ class ByteTokens:
         return bytes([token]) if token < 256 else CONTROL_TEXTS[token - 256].encode()
 
     def render(self, request: Request, *, generation_prompt: bool) -> str:
-        """The text of a conversation, as `CHAT_TEMPLATE` writes it."""
+        """The text of a conversation, as the chat template writes it."""
         return self._template.render(request, generation_prompt=generation_prompt)

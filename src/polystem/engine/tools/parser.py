@@ -14,9 +14,9 @@ from polystem.engine.tools.reader import NotACall, Outlet, Reader, Steps
 from polystem.engine.tools.syntax import syntax_of
 from polystem.messages import Delta, FinishReason, Request
 
-__all__ = ["OutputParser", "open_parser", "thinking_opened"]
+__all__ = ["THINKING_MARKS", "OutputParser", "open_parser", "thinking_opened"]
 
-_THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+THINKING_MARKS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _ANYTHING = re.compile(r".+", re.DOTALL)
 _PLAIN_THOUGHT = re.compile(r"[^\s<\[]+")  # neither space nor the beginning of a mark that ends it
 
@@ -36,7 +36,7 @@ def open_parser(tool_format: str, request: Request, *, prompt_text: str = "") ->
 def thinking_opened(prompt_text: str) -> str | None:
     """The mark that ends the thinking, where the prompt ends with the one that opens it."""
     end = prompt_text.rstrip()
-    return next((closing for opening, closing in _THINKING.items() if end.endswith(opening)), None)
+    return next((closing for opening, closing in THINKING_MARKS.items() if end.endswith(opening)), None)
 
 
 class OutputParser:
@@ -49,6 +49,7 @@ class OutputParser:
         self._rules = CallRules(several=request.parallel_tool_calls)
         self._desk = Desk(self._reader, self._outlet, self._rules, request.tools)
         self._thinking = False
+        self._splits = request.split_reasoning
         self._steps = self._plain() if request.messages is None else self._answer(opened)
         next(self._steps)
 
@@ -75,7 +76,8 @@ class OutputParser:
         return self._outlet.ship("tool_calls" if calls else finish_reason)
 
     def _answer(self, opened: str | None) -> Steps[None]:
-        yield from self._think(opened)
+        if self._splits:
+            yield from self._think(opened)
         if self._family is not None:
             yield from self._content(self._family)
         yield from self._plain()
@@ -89,8 +91,8 @@ class OutputParser:
         """Reads the thinking, if the answer begins with it; white space at its borders goes."""
         self._thinking = opened is not None
         space = yield from self._reader.spaces()
-        opening = yield from self._reader.match_any(_THINKING)
-        closing = _THINKING[opening] if opening else opened
+        opening = yield from self._reader.match_any(THINKING_MARKS)
+        closing = THINKING_MARKS[opening] if opening else opened
         if closing is None:
             self._reader.give_back(space)
             return
