@@ -101,7 +101,8 @@ class Request:
     the fleet keeps for everybody, and counts when its worker is let in; `admit_wait_s` is how long that may take, None
     as long as the fleet's own setting says. `num_ctx` asks for a window of so many private cells for its session, and
     counts while the session holds none; `num_ctx_min` is the least that will do, None the whole of it. With
-    `continue_pool` the messages hold only what comes after the pool.
+    `continue_pool` the messages hold only what comes after the pool. `shared_prefix_max_tokens` is the most that a pool
+    may lend, None all that it can.
     `reasoning_budget_tokens` is the most that the model may think, where it marks its thinking; None as long as it
     likes. `split_reasoning` False leaves the thinking in the text, marks and all.
     """
@@ -126,6 +127,7 @@ class Request:
     num_ctx: int | None = None
     num_ctx_min: int | None = None
     continue_pool: bool = False
+    shared_prefix_max_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
     split_reasoning: bool = True
 

@@ -38,6 +38,15 @@ async def test_a_prompt_that_is_the_pool_itself_computes_its_last_token() -> Non
         assert heard.usage.shared_tokens == heard.attach.shared_tokens == len(PREFIX) - 1
 
 
+@pytest.mark.parametrize(("most", "shared"), [(10, 10), (0, 0), (10_000, len(PREFIX))])
+async def test_a_request_may_bound_what_a_pool_lends(most: int, shared: int) -> None:
+    async with staged() as stage:
+        pool_id = await created(stage, PREFIX)
+        heard = await played(stage, asking(PREFIX + "Go.", pool_id=pool_id, shared_prefix_max_tokens=most))
+        assert (heard.attach.pool_match_tokens, heard.attach.pool_shared_tokens) == (len(PREFIX), shared)
+        assert heard.usage.cached_tokens == shared
+
+
 async def test_a_prompt_that_leaves_the_pool_shares_what_agrees_and_is_told() -> None:
     async with staged() as stage:
         pool_id = await created(stage, PREFIX)

@@ -107,6 +107,11 @@ class Planner:
         return Booking(room=room, take=take, undo=_nothing, own=account.branch, spare=frozenset({account.branch}))
 
     def _best_share(self, turn: Turn) -> Share:
+        """What a pool lends to the turn, as far as its request lets it."""
+        share, most = self._longest_share(turn), turn.request.shared_prefix_max_tokens
+        return share if most is None else Share(share.pool, min(share.tokens, most))
+
+    def _longest_share(self, turn: Turn) -> Share:
         named = self.named_pool(turn)
         if named is not None and named.lends:
             return Share(named, lendable_tokens(named.path, turn.path))

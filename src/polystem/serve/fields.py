@@ -7,13 +7,14 @@ Types are strict: a number in quotes is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest
-from polystem.messages import ResponseFormat, Sampling
+from polystem.messages import Request, ResponseFormat, Sampling
 from polystem.serve.settings import PING_S_MAX
 
 TOP_LOGPROBS_MAX = 20
@@ -27,6 +28,7 @@ SECONDS_MAX = 86400.0
 SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
 Count = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
+Cells = Annotated[int, Field(ge=1, le=TOKEN_ID_MAX)]
 FloorTps = Annotated[float, Field(ge=FLOOR_TPS_MIN, le=FLOOR_TPS_MAX)]
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 StopText = Annotated[str, Field(min_length=1)]
@@ -102,11 +104,27 @@ class TurnBody(Body):
     session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
     pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
     shared_prefix_n_tokens: Count | None = Field(default=None, description="most tokens that a pool may lend")
+    num_ctx: Cells | None = Field(default=None, description="the window to book for a session that holds none")
+    num_ctx_min: Cells | None = Field(default=None, description="the least that will do; absent: all of num_ctx")
+    overcommit: bool | None = Field(default=None, description="true books no window; cells are booked turn by turn")
     floor_tps: FloorTps | None = Field(default=None, description="tokens/s to keep; the server's floor or more")
     admit_wait_s: Seconds | None = Field(default=None, description="longest wait to be let in; 0 answers 429 at once")
     sse_ping_interval: int | None = Field(
         default=None, ge=-TOKEN_ID_MAX, le=PING_S_MAX, description="longest silence of a stream in seconds; 0 is off"
     )
+
+    def placed(self, request: Request) -> Request:
+        """The request with the window and the share that this body asks for. Raises BadRequest."""
+        asked, least = self.num_ctx, self.num_ctx_min
+        if least is not None and asked is None:
+            raise BadRequest("'num_ctx_min' goes with 'num_ctx' only", param="num_ctx_min")
+        if least is not None and asked is not None and least > asked:
+            raise BadRequest(f"Field 'num_ctx_min': {least} is above num_ctx {asked}", param="num_ctx_min")
+        if asked is not None and request.session_id is None:
+            raise BadRequest("'num_ctx' books a window for a session; send a 'session_id' too", param="num_ctx")
+        if self.overcommit:
+            asked = least = None
+        return replace(request, num_ctx=asked, num_ctx_min=least, shared_prefix_max_tokens=self.shared_prefix_n_tokens)
 
     def ping_s(self, default_s: float, *, wanted: bool | None) -> float | None:
         """The longest silence of this body's stream, None for no limit.

@@ -48,7 +48,7 @@ def openai_routes(desk: Desk) -> APIRouter:
         desk.check_wait(body.admit_wait_s)
         tenant = tenant_of(http.scope)
         request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info, tenant=tenant)
-        return turn_of(desk, body, request, info, events=ChatEvents, answer=ChatAnswer)
+        return turn_of(desk, body, body.placed(request), info, events=ChatEvents, answer=ChatAnswer)
 
     @router.post("/completions", responses=describes(TextCompletion, stream=True) | RUN_ERRORS)
     async def completions(body: CompletionBody, http: HttpRequest) -> Response:
@@ -57,7 +57,7 @@ def openai_routes(desk: Desk) -> APIRouter:
         desk.check_wait(body.admit_wait_s)
         tenant = tenant_of(http.scope)
         request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info, tenant=tenant)
-        return turn_of(desk, body, request, info, events=CompletionEvents, answer=CompletionAnswer)
+        return turn_of(desk, body, body.placed(request), info, events=CompletionEvents, answer=CompletionAnswer)
 
     return router
 
