@@ -13,7 +13,9 @@
     │   └── ModelNotFound
     ├── Conflict
     │   ├── PoolInUse             release of a pool that still lends cells
+    │   ├── PoolSeatsExhausted    no sequence is left for one more pool
     │   └── ResizeRefused         a window keeps its size; `kind` says why
+    ├── PoolsDisabled             this server was started without pools
     ├── BodyTooLarge
     ├── Saturated                 not now; a retry can succeed
     │   ├── CellsExhausted
@@ -27,6 +29,8 @@
     │   ├── EngineDied            the engine failed while it worked on this request
     │   ├── EngineLost            the engine has given up; no retry helps before the server is started again
     │   ├── PoolLimit             a session owns as many pools as it may
+    │   ├── PoolCapacity          there are as many pools as there may be
+    │   ├── PoolRoomExhausted     no cells are left for one more pool
     │   └── Draining
     ├── RequestTimeout
     └── SetupError                this machine, file or configuration must be mended by its operator
@@ -159,6 +163,23 @@ class PoolInUse(Conflict):
         super().__init__(f"pool {pool_id} lends its cells to {borrowers} running requests; wait for them, then release")
         self.pool_id = pool_id
         self.borrowers = borrowers
+
+
+class PoolSeatsExhausted(Conflict):
+    """Pools and running turns have taken every sequence id."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(
+            f"no free pool seq-ids: all {limit} are taken by pools and running requests; release a pool, or retry later"
+        )
+        self.limit = limit
+
+
+class PoolsDisabled(PolystemError):
+    """This server was started without pools."""
+
+    def __init__(self) -> None:
+        super().__init__("pools are disabled on this server (--pools-max 0); send the whole prompt without pool_id")
 
 
 class BodyTooLarge(PolystemError):
@@ -337,6 +358,36 @@ class PoolLimit(Unavailable):
         )
         self.owner = owner
         self.limit = limit
+
+
+class PoolCapacity(Unavailable):
+    """There are as many pools as there may be."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(
+            f"pool capacity exhausted (--polykv-max-pools, here --pools-max {limit}); release a pool first",
+            reason="pool capacity exhausted",
+        )
+        self.limit = limit
+
+
+class PoolRoomExhausted(Unavailable):
+    """No cells are left for one more pool: in its owner's window, or, where `owner` is None, in the common room."""
+
+    def __init__(self, *, needed_cells: int, free_cells: int, total_cells: int, owner: str | None = None) -> None:
+        numbers = f"{free_cells} of {total_cells} cells free, needs {needed_cells}"
+        if owner is None:
+            text = f"no room in the KV cache for the pool prefill ({numbers}); release a pool, or retry later"
+        else:
+            text = (
+                f"session allocation full ('{owner}': {numbers}) — release one of its pools, resize its window, or "
+                "compact the session"
+            )
+        super().__init__(text, reason=text)
+        self.needed_cells = needed_cells
+        self.free_cells = free_cells
+        self.total_cells = total_cells
+        self.owner = owner
 
 
 ResizeKind: TypeAlias = Literal[

@@ -67,7 +67,7 @@ def test_every_route_is_on_the_page(sections: dict[str, str]) -> None:
 
 def test_every_reason_of_a_refusal_is_on_the_page(sections: dict[str, str]) -> None:
     told = re.findall(r"^\| `([a-z ,]+)` \|", sections["When there is no room"], re.MULTILINE)
-    assert set(told) - {"reason", "place"} == set(get_args(Reason))
+    assert set(told) - {"reason", "place", "pressure"} == set(get_args(Reason))
 
 
 def test_no_refused_field_is_accepted() -> None:

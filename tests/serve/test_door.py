@@ -127,3 +127,38 @@ async def test_ids_in_paths_make_no_metrics_of_their_own() -> None:
         text = (await served.client.get("/metrics")).text
     assert 'polystem_http_requests_total{route="/sessions/{session_id:path}/close",status="200"} 2.0' in text
     assert 'polystem_http_requests_total{route="unmatched",status="404"} 1.0' in text
+
+
+async def test_every_answer_says_which_life_of_the_server_gave_it() -> None:
+    async with serving(
+        Answer("Hi"), Answer("Hi"), settings=KEYS, headers=[("authorization", "Bearer first-key")]
+    ) as served:
+        boot_id = (await served.client.get("/props")).json()["boot_id"]
+        answers = [
+            await served.chat(),
+            await served.chat(stream=True),
+            await served.chat(pool_id="3"),
+            await served.client.get("/nothing"),
+            await served.client.get("/health", headers={"authorization": ""}),
+            await served.client.get("/props", headers={"authorization": ""}),
+        ]
+    assert [answer.headers["x-opencoti-boot-id"] for answer in answers] == [boot_id] * len(answers)
+    assert [answer.status_code for answer in answers] == [200, 200, 400, 404, 200, 401]
+
+
+async def test_two_servers_have_two_boot_ids() -> None:
+    async with serving() as first, serving() as other:
+        ids = {(await each.client.get("/health")).headers["x-opencoti-boot-id"] for each in (first, other)}
+    assert len(ids) == 2
+
+
+async def test_a_key_may_come_as_x_api_key_and_one_good_key_of_two_is_enough() -> None:
+    async with serving(settings=ServeSettings(api_keys=("secret",))) as served:
+        for headers, status in (
+            ({"x-api-key": "secret"}, 200),
+            ({"x-api-key": "wrong"}, 401),
+            ({"x-api-key": "secret", "authorization": "Bearer wrong"}, 200),
+            ({"x-api-key": "wrong", "authorization": "Bearer secret"}, 200),
+            ({"authorization": "secret"}, 401),
+        ):
+            assert (await served.client.get("/v1/models", headers=headers)).status_code == status

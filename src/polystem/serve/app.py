@@ -40,7 +40,7 @@ def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = No
         redirect_slashes=False,
     )
     app.needs_key = bool(settings.api_keys)
-    app.add_middleware(Door, settings=settings, metrics=metrics)
+    app.add_middleware(Door, settings=settings, metrics=metrics, boot_id=desk.boot_id)
     errors.install(app)
     for routes in (openai_routes, pool_routes, session_routes, capacity_routes, text_routes, state_routes):
         app.include_router(routes(desk))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Iterator
 from typing import Any, cast
 
 from starlette.exceptions import HTTPException
@@ -21,13 +22,19 @@ from polystem.serve.settings import ServeSettings
 
 OPEN_PATHS = frozenset({"/health"})
 TENANT = "polystem.tenant"
+KEY_HEADER = b"x-api-key"
+BOOT_HEADER = b"x-opencoti-boot-id"
 
 
 class Door:
-    """Checks the key and the announced length, bounds the body that is read, counts the answer."""
+    """Checks the key and the announced length, bounds the body that is read, counts the answer.
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics) -> None:
+    Every answer says in a header which life of the server gave it, so that a client notices a restart.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics, boot_id: str) -> None:
         self._app = app
+        self._boot_header = (BOOT_HEADER, boot_id.encode())
         self._keys = tuple(key.encode() for key in settings.api_keys)
         self._limit_bytes = settings.max_body_bytes
         self._metrics = metrics
@@ -42,6 +49,7 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), self._boot_header]}
             await send(message)
 
         try:
@@ -55,7 +63,7 @@ class Door:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
-        tenant = self._tenant_of(headers.get(b"authorization", b""))
+        tenant = self._tenant_of(headers)
         scope[TENANT] = tenant or NO_KEY_TENANT
         refusal = self._refusal(scope["path"], headers, known=tenant is not None)
         if refusal is not None:
@@ -65,20 +73,22 @@ class Door:
 
     def _refusal(self, path: str, headers: dict[bytes, bytes], *, known: bool) -> PolystemError | None:
         if self._keys and path not in OPEN_PATHS and not known:
-            return Unauthorized("no valid API key; send 'Authorization: Bearer KEY'")
+            return Unauthorized("no valid API key; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         announced = headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > self._limit_bytes:
             return BodyTooLarge(limit_bytes=self._limit_bytes)
         return None
 
-    def _tenant_of(self, authorization: bytes) -> str | None:
-        """Who sends this key, `key-1` for the first; None where it is none of ours.
+    def _tenant_of(self, headers: dict[bytes, bytes]) -> str | None:
+        """Who sends one of our keys, `key-1` for the first; None where neither header holds one.
 
         Compares with every key, in a time that does not depend on where they differ.
         """
-        scheme, _, key = authorization.partition(b" ")
-        known = [hmac.compare_digest(key.strip(), each) for each in self._keys]
-        return f"key-{known.index(True) + 1}" if scheme.lower() == b"bearer" and any(known) else None
+        for sent in _keys_in(headers):
+            known = [hmac.compare_digest(sent, each) for each in self._keys]
+            if any(known):
+                return f"key-{known.index(True) + 1}"
+        return None
 
     def _bounded(self, receive: Receive) -> Receive:
         """Counts the bytes of a body whose length was not announced, or announced wrongly."""
@@ -94,6 +104,15 @@ class Door:
             return message
 
         return bounded_receive
+
+
+def _keys_in(headers: dict[bytes, bytes]) -> Iterator[bytes]:
+    """The keys that a request brings, as clients of either API send them."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        yield key.strip()
+    if KEY_HEADER in headers:
+        yield headers[KEY_HEADER].strip()
 
 
 def tenant_of(scope: Scope) -> str:

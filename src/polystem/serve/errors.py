@@ -4,7 +4,8 @@
 
 `code` always equals the HTTP status and agrees with `type`, also in an error event inside a stream, where no other
 status is left to read. A 429 and a 503 carry Retry-After, in whole seconds, and have a `reason` beside `error`; a 429
-carries retry-after-ms too, and says in `error` why, how long to wait, and the place that is kept in the queue.
+carries retry-after-ms too, says in `error` why, how long to wait, and the place that is kept in the queue, and tells
+the largest window that could be booked, in both places and in a header. A refused resize names its `error_kind`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from starlette.responses import Response
 
 from polystem.errors import (
     AdmissionRefused,
+    AllocationFull,
     BadRequest,
     BodyTooLarge,
     CellsExhausted,
@@ -30,12 +32,16 @@ from polystem.errors import (
     ContextOverflow,
     NotFound,
     PolystemError,
+    PoolsDisabled,
     RequestTimeout,
+    ResizeKind,
+    ResizeRefused,
     Saturated,
     SequencesExhausted,
     SetupError,
     Unauthorized,
     Unavailable,
+    WindowRefused,
 )
 from polystem.serve.bounded import ClientLeft
 from polystem.serve.validation import bad_request_of
@@ -49,20 +55,34 @@ STATUS_OF: Mapping[type[PolystemError], tuple[int, str]] = {
     Unauthorized: (401, "authentication_error"),
     NotFound: (404, "not_found_error"),
     Conflict: (409, "conflict_error"),
+    PoolsDisabled: (501, "not_supported_error"),
     BodyTooLarge: (413, "request_too_large_error"),
     Saturated: (429, "rate_limit_error"),
     SetupError: (500, "server_error"),
     Unavailable: (503, "unavailable_error"),
     RequestTimeout: (504, "timeout_error"),
 }
+RESIZE_STATUS: Mapping[ResizeKind, tuple[int, str]] = {
+    "session_not_found": (404, "not_found_error"),
+    "session_closing": (409, "conflict_error"),
+    "session_busy": (409, "conflict_error"),
+    "used_exceeds_window": (409, "conflict_error"),
+    "per_request_session": (409, "conflict_error"),
+    "invalid_num_ctx": (400, "invalid_request_error"),
+    "above_session_ctx_max": (400, "invalid_request_error"),
+    "exhausted": (429, "rate_limit_error"),
+}
 RETRY_AFTER_MAX_S = 120
 """The openai package does not retry at all where it is told to wait longer."""
 CLIENT_LEFT_STATUS = 499
+LARGEST_HEADER = "x-context-largest-admissible"
 HTTP_TYPE_OF: Mapping[int, str] = {404: "not_found_error", 405: "method_not_allowed_error"}
 
 
 def status_of(error: PolystemError) -> tuple[int, str]:
-    """HTTP status and error type: those of the nearest class of the table."""
+    """HTTP status and error type: those of the nearest class of the table, and of a refused resize by its kind."""
+    if isinstance(error, ResizeRefused):
+        return RESIZE_STATUS[error.kind]
     return next(STATUS_OF[cls] for cls in type(error).__mro__ if cls in STATUS_OF)
 
 
@@ -72,42 +92,90 @@ def error_body(error: PolystemError) -> dict[str, Any]:
     told: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": status}
     if error.hint:
         told["hint"] = error.hint
-    body: dict[str, Any] = {"error": told}
-    if isinstance(error, Saturated):
-        told |= _saturation_of(error)
-    reason = error.reason if isinstance(error, Unavailable) else told.get("reason")
-    return body if reason is None else body | {"reason": reason}
+    beside: dict[str, Any] = {}
+    match error:
+        case Saturated():
+            told |= _saturation_of(error)
+            beside |= {"reason": told["reason"]} | _largest_admissible_of(error)
+        case ResizeRefused():
+            told |= _resize_of(error)
+            beside |= {"reason": error.message} | _largest_admissible_of(error)
+        case Unavailable():
+            beside["reason"] = error.reason
+        case _:
+            pass
+    return {"error": told} | beside
 
 
 def _saturation_of(error: Saturated) -> dict[str, Any]:
-    """Why there is no room, the place that is kept (null: none), and when to ask again."""
-    retry_after_s = round(_retry_after_s(error), 3)
+    """Why there is no room, the place that is kept (null: none), when to ask again, and how full it is."""
+    reason, place = _reason_of(error), None
+    if isinstance(error, AdmissionRefused):
+        place = error.place
+    told = {"reason": reason, "place": place, "retry_after_s": round(_retry_after_s(error), 3)}
+    return told | _largest_admissible_of(error) | _pressure_of(error.pressure)
+
+
+def _reason_of(error: Saturated) -> str:
+    """The gate's own word where there is one. Clients look for the figures of a full window here, so they come too."""
     match error:
-        case AdmissionRefused(reason=reason, place=place):
-            return {"reason": reason, "place": place, "retry_after_s": retry_after_s}
-        case CellsExhausted():
-            return {"reason": "kv headroom exhausted", "place": None, "retry_after_s": retry_after_s}
+        case AdmissionRefused(reason=reason):
+            return reason
+        case AllocationFull() | WindowRefused():
+            sentence = error.message.removeprefix("admission rejected: ")
+            return sentence.split(" — ")[0].split("; ")[0]
         case SequencesExhausted():
-            return {"reason": "seats", "place": None, "retry_after_s": retry_after_s}
+            return "seats"
+        case CellsExhausted():
+            return "kv headroom exhausted"
         case _:
-            return {"retry_after_s": retry_after_s}
+            return "saturated"
 
 
-def _retry_after_s(error: Saturated | Unavailable) -> float:
+def _resize_of(error: ResizeRefused) -> dict[str, Any]:
+    """What the window is like that keeps its size; nothing of one that does not exist."""
+    told: dict[str, Any] = {"error_kind": error.kind}
+    if error.used_cells is not None:
+        told["used"] = error.used_cells
+    if error.window_cells is not None:
+        told |= {"window": error.window_cells, "cells": error.window_cells}
+    if error.kind == "exhausted":
+        told["retry_after_s"] = round(_retry_after_s(error), 3)
+    return told | _largest_admissible_of(error) | _pressure_of(error.pressure)
+
+
+def _largest_admissible_of(error: Saturated | ResizeRefused) -> dict[str, Any]:
+    largest = error.largest_admissible_cells
+    return {} if largest is None else {"largest_admissible": largest}
+
+
+def _pressure_of(pressure: float | None) -> dict[str, Any]:
+    return {} if pressure is None else {"pressure": round(pressure, 4)}
+
+
+def _retry_after_s(error: Saturated | Unavailable | ResizeRefused) -> float:
     return min(max(0.0, error.retry_after_s), RETRY_AFTER_MAX_S)
 
 
 def error_headers(error: PolystemError) -> dict[str, str]:
     """The headers that go with `error`; Retry-After is rounded up, so that nobody comes too early."""
-    if isinstance(error, Saturated | Unavailable):
-        retry_after_s = _retry_after_s(error)
-        headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
-        if isinstance(error, Saturated):
-            headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
-        return headers
-    if isinstance(error, Unauthorized):
-        return {"www-authenticate": "Bearer"}
-    return {}
+    match error:
+        case Saturated() | ResizeRefused(kind="exhausted"):
+            retry_after_s = _retry_after_s(error)
+            headers = _retry_after(retry_after_s) | {"retry-after-ms": str(max(1, math.ceil(retry_after_s * 1000)))}
+            if error.largest_admissible_cells is not None:
+                headers[LARGEST_HEADER] = str(error.largest_admissible_cells)
+            return headers
+        case Unavailable():
+            return _retry_after(_retry_after_s(error))
+        case Unauthorized():
+            return {"www-authenticate": "Bearer"}
+        case _:
+            return {}
+
+
+def _retry_after(retry_after_s: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(retry_after_s)))}
 
 
 def error_response(error: PolystemError) -> Response:

@@ -25,11 +25,18 @@ class ErrorFacts(Shape):
     reason: str | None = Field(default=None, description="with 429: floor, burst, kv headroom exhausted, seats, ...")
     place: int | None = Field(default=None, description="with 429: how many are ahead; null where no place is kept")
     retry_after_s: float | None = Field(default=None, description="with 429")
+    largest_admissible: int | None = Field(default=None, description="with 429: the largest window to be had now")
+    pressure: float | None = Field(default=None, description="with 429: the used share of the cells in question")
+    error_kind: str | None = Field(default=None, description="why a window keeps its size")
+    used: int | None = Field(default=None, description="of the window that keeps its size")
+    window: int | None = Field(default=None, description="the window that keeps its size")
+    cells: int | None = Field(default=None, description="the same")
 
 
 class ErrorAnswer(Shape):
     error: ErrorFacts
     reason: str | None = Field(default=None, description="with 429 and 503: why; docs/api.md lists them")
+    largest_admissible: int | None = Field(default=None, description="with 429, as in error")
 
 
 class PromptTokensDetails(Shape):
