@@ -28,10 +28,10 @@
     │   ├── EngineRestarting
     │   ├── EngineDied            the engine failed while it worked on this request
     │   ├── EngineLost            the engine has given up; no retry helps before the server is started again
+    │   ├── Draining
     │   ├── PoolLimit             a session owns as many pools as it may
     │   ├── PoolCapacity          there are as many pools as there may be
-    │   ├── PoolRoomExhausted     no cells are left for one more pool
-    │   └── Draining
+    │   └── PoolRoomExhausted     no cells are left for one more pool
     ├── RequestTimeout
     └── SetupError                this machine, file or configuration must be mended by its operator
         ├── ModelFileError

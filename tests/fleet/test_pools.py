@@ -26,7 +26,8 @@ async def made(stage: Stage, making: asyncio.Task[PoolView]) -> PoolView:
 
 async def test_a_pool_is_prefilled_once_and_shown_with_its_length_and_hash() -> None:
     async with staged() as stage:
-        view = await made(stage, asyncio.create_task(stage.fleet.create_pool(prompt=PREFIX, pin=True)))
+        making = stage.fleet.create_pool(prompt=PREFIX, pin=True, unowned=True)
+        view = await made(stage, asyncio.create_task(making))
         assert stage.fleet.pools() == (view,)
         assert (view.pool_id, view.tokens, view.own_cells, view.branch_pos) == (0, len(PREFIX), len(PREFIX), 0)
         assert (view.pinned, view.ephemeral, view.auto, view.parent_id, view.state) == (
@@ -64,7 +65,7 @@ async def test_a_pool_of_messages_is_shared_whole_by_every_conversation_that_beg
 @pytest.mark.parametrize("given", [{}, {"prompt": ""}, {"prompt": "a", "tokens": (1,)}, {"tokens": ()}])
 async def test_exactly_one_source_makes_a_pool(given: dict[str, object]) -> None:
     async with staged() as stage:
-        with pytest.raises(BadRequest, match="exactly one of tokens, prompt and messages"):
+        with pytest.raises(BadRequest, match="exactly one of tokens, prompt, messages and from_session"):
             await stage.fleet.create_pool(**given)  # pyright: ignore[reportArgumentType]
 
 

@@ -34,7 +34,8 @@ from polystem.fleet.journal import Journal, members_of, policy_in
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
 from polystem.fleet.policies import PoolPolicies
-from polystem.fleet.pools import FleetPools
+from polystem.fleet.pool_sources import PoolSources
+from polystem.fleet.pools import FleetPools, OwnerFacts
 from polystem.fleet.prefixes import PrefixWatch
 from polystem.fleet.roll import Roll
 from polystem.fleet.session import ClosedSession, Session, Sessions
@@ -42,6 +43,7 @@ from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.store import FleetStore, StoredFleet
 from polystem.fleet.supervisor import Supervisor
+from polystem.fleet.sweeper import PoolSweeper
 from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn, TurnView
 from polystem.messages import DEFAULT_TENANT, Delta, Request, Timings
@@ -106,20 +108,24 @@ class Fleet:
             on_restart=self._engine_restarted,
             on_lost=self._engine_lost,
         )
+        self._sweeper = PoolSweeper(ledger, keeper, settings, clock, owner_lives=self._owner_lives)
         self._pools = pools = FleetPools(
             engine,
+            settings,
             ledger,
             planner,
             keeper,
+            PoolSources(engine, ledger, sessions, turns=lambda: self._turns),
+            self._sweeper,
             journal,
             self._policies,
+            OwnerFacts(lives=self._owner_lives, holds_window=lambda _session_id: True),
             before_build=self._ready_to_build,
             on_change=self._wake_desk,
             check_floor=self._floor,
         )
-        self.create_pool, self.pools, self.release_pool, self.pin_pool = (
-            pools.create, pools.listed, pools.release, pools.pin,
-        )  # fmt: skip
+        self.create_pool, self.fork_pool, self.pools, self.pool = pools.create, pools.fork, pools.listed, pools.view
+        self.release_pool, self.pin_pool = pools.release, pools.pin
         self.pool_policy, self.set_pool_policy = pools.policy, pools.set_policy
         self._closer = SessionCloser(
             ledger,
@@ -144,6 +150,7 @@ class Fleet:
         self._take_up(stored)
         self._open_desk(stored)
         self._supervisor.start()
+        self._sweeper.start()
 
     def _capped(self, gate: GateSettings) -> GateSettings:
         """The fleet's own prefill budget bounds the gate's."""
@@ -328,6 +335,7 @@ class Fleet:
         """Leaves the turn's branch to its session, or drops it; from here on the ledger knows its length."""
         account = turn.account
         assert account is not None
+        self._pools.turn_ended(turn)
         if not turn.answered:
             await self._refresh()
         self._supervisor.notice()
@@ -352,6 +360,20 @@ class Fleet:
     async def _refresh(self) -> None:
         """Returns when statistics show what the engine has done for us so far: drops are answered between steps."""
         await asyncio.shield(self._dropper([Account(branch=0, last_used_at=0.0)]))
+
+    @property
+    def pools_max(self) -> int:
+        """How many pools there may be at once; 0 where pools are switched off."""
+        return self._pools.most
+
+    @property
+    def pools_depth(self) -> int:
+        """Levels of the tree of pools."""
+        return self._pools.depth
+
+    def _owner_lives(self, session_id: str) -> bool:
+        """Whether the owner of a pool is there: as a session, or as a worker that waits."""
+        return self._sessions.find(session_id) is not None or self._worker_state(session_id) is not None
 
     # --- sessions and pools ----------------------------------------------------------------------------------------
 
@@ -510,6 +532,7 @@ class Fleet:
         """Ends everything. Safe to call twice."""
         self._draining = True
         await self._supervisor.aclose()
+        await self._sweeper.aclose()
         await self._end_turns()
         if self.floor_desk is not None:
             await self.floor_desk.aclose()

@@ -7,25 +7,28 @@ Invariant: a listed pool is `ready` only while the engine holds its branch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 from polystem.clock import Clock
 from polystem.engine.protocol import BranchId, CellEngine
-from polystem.errors import Conflict, EngineDied, EngineRestarting, PolystemError, PoolInUse
+from polystem.errors import BadRequest, Conflict, EngineDied, EngineRestarting, PolystemError, PoolInUse
 from polystem.fleet.dropper import Dropper
-from polystem.fleet.gate import Booking, Gate, Lease
+from polystem.fleet.gate import Gate
 from polystem.fleet.journal import Journal
+from polystem.fleet.planned import Donor, Key, PlannedPool, PoolWish
 from polystem.fleet.statistics import Tally
 from polystem.fleet.store import StoredPool
 from polystem.fleet.tasks import in_own_task
-from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath
+from polystem.pool import CellLedger, Holder, Pool, Room, TokenPath
 
 DEATHS_MAX = 2
 """A pool whose rebuilding ends the engine this often is given up: it may be what ends it."""
 
 
 class PoolKeeper:
-    """Keeps the pools of one engine."""
+    """Keeps the pools of one engine. `wished` are those that were asked for and are not ready yet."""
 
     def __init__(
         self,
@@ -47,23 +50,61 @@ class PoolKeeper:
         self._tally = tally
         self._new_branch = new_branch
         self._one_prefill = asyncio.Lock()
-        self._one_shared = asyncio.Lock()
+        self._same: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
+        self.wished: list[PoolWish] = []
 
-    async def create(self, path: TokenPath, *, pinned: bool, ephemeral: bool, owner: str | None, shared: bool) -> Pool:
-        """A new root pool, prefilled. With `shared`, an ownerless root of the same tokens is returned if there is one.
+    async def create(self, wish: PoolWish, check_room: Callable[[], None]) -> tuple[Pool, bool]:
+        """A new pool, prefilled; or, where the wish allows it, one that is the same, with True.
 
-        Raises Saturated where it can never fit, Unavailable where the engine fails; nothing is left then.
+        `check_room` is asked before a new one is made, and raises where there may be no more. Raises Saturated where it
+        can never fit, Unavailable where the engine fails; nothing is left then.
         """
-        planned = _Planned(self, path, None, pinned=pinned, ephemeral=ephemeral, owner=owner)
-        return await in_own_task(self._find_or_create(planned) if shared else self._create(planned))
+        return await in_own_task(self._find_or_create(wish, check_room))
 
-    async def _find_or_create(self, planned: _Planned) -> Pool:
-        async with self._one_shared:
-            return self._twin(planned) or await self._create(planned)
+    async def _find_or_create(self, wish: PoolWish, check_room: Callable[[], None]) -> tuple[Pool, bool]:
+        if not wish.reuse:
+            return await self._create(wish, check_room), False
+        lock = self._same.setdefault(wish.key, asyncio.Lock())
+        async with lock:
+            twin = await self._twin(wish)
+            return (await self._create(wish, check_room), False) if twin is None else (twin, True)
 
-    async def _create(self, planned: _Planned) -> Pool:
-        async with await self._gate.admit(planned.ask) as lease:
-            pool = await planned.build(lease)
+    async def _create(self, wish: PoolWish, check_room: Callable[[], None]) -> Pool:
+        check_room()
+        with self._wishing(wish):
+            planned = PlannedPool(self, wish)
+            async with await self._gate.admit(planned.ask) as lease:
+                pool = await planned.build(lease)
+        self._tally.add(pools_created=1)
+        return pool
+
+    async def cut(
+        self, wish: PoolWish, find_donor: Callable[[], Donor | None], check_room: Callable[[], None]
+    ) -> tuple[Pool, bool]:
+        """A pool cut out of a session's cells, which are lent to it as far as they agree; only the rest is computed.
+
+        `find_donor` tells whose cells, as they are when they can be cut; with None all is prefilled. Raises Saturated
+        where it does not fit at once, and as `create`.
+        """
+        return await in_own_task(self._find_or_cut(wish, find_donor, check_room))
+
+    async def _find_or_cut(
+        self, wish: PoolWish, find_donor: Callable[[], Donor | None], check_room: Callable[[], None]
+    ) -> tuple[Pool, bool]:
+        while (found := find_donor()) is not None:
+            async with found.account.guard:
+                donor = find_donor()  # the session may have gone on while another pool was cut out of it
+                if donor is not None and donor.account is found.account:
+                    twin = await self._twin(wish) if wish.reuse else None
+                    return (await self._cut(wish, donor, check_room), False) if twin is None else (twin, True)
+        return await self._find_or_create(wish, check_room)
+
+    async def _cut(self, wish: PoolWish, donor: Donor, check_room: Callable[[], None]) -> Pool:
+        check_room()
+        planned = PlannedPool(self, wish, donor)
+        with self._wishing(wish):
+            async with self._gate.admit_nowait(planned.ask) as lease:
+                pool = await planned.build(lease)
         self._tally.add(pools_created=1)
         return pool
 
@@ -73,14 +114,19 @@ class PoolKeeper:
         Does nothing where the donor has ended meanwhile. Raises Saturated where the pool does not fit at once.
         """
         if donor is None:
-            await self._promote(path, None)
-            return
-        async with donor.guard:
-            if self._ledger.holds(donor):
-                await self._promote(path, donor)
+            await self._promote(PoolWish(path, ephemeral=True, auto=True), None)
+        elif isinstance(donor, Pool):
+            if donor.lends:
+                position = min(donor.path.common_tokens(path), len(path) - 1)
+                await self._promote(_auto(path, donor, position), None)
+        else:
+            async with donor.guard:
+                if self._ledger.holds(donor):
+                    position = min(donor.shared_tokens, len(path) - 1)
+                    await self._promote(_auto(path, donor.pool, position), Donor(donor, len(path) - 1))
 
-    async def _promote(self, path: TokenPath, donor: Holder | None) -> None:
-        planned = _Planned(self, path, donor, pinned=False, ephemeral=True, owner=None, auto=True)
+    async def _promote(self, wish: PoolWish, donor: Donor | None) -> None:
+        planned = PlannedPool(self, wish, donor)
         async with self._gate.admit_nowait(planned.ask) as lease:
             await planned.build(lease)
         self._tally.add(auto_pools_created=1)
@@ -88,15 +134,15 @@ class PoolKeeper:
     async def release(self, pool: Pool) -> None:
         """Takes a pool off the listing and returns when the engine has dropped it.
 
-        Its cells are free once nobody borrows them. Raises PoolInUse while running turns borrow, Conflict while pools
-        that were grown from it by hand exist.
+        Its cells are free once nobody borrows them. Raises BadRequest while pools exist that somebody grew from it,
+        PoolInUse while running turns borrow, Conflict while it is being built.
         """
+        children = [child.pool_id for child in self._ledger.tree.children(pool) if not child.auto]
+        if children:
+            raise BadRequest(f"release children first: pool {pool.pool_id} has children {children}", param="pool_id")
         borrowers = self._ledger.running_borrowers(pool)
         if borrowers:
             raise PoolInUse(pool.pool_id, borrowers=borrowers)
-        children = [child.pool_id for child in self._ledger.tree.children(pool) if not child.auto]
-        if children:
-            raise Conflict(f"pool {pool.pool_id} has children {children}; release children first")
         if pool.state == "building":
             raise Conflict(f"pool {pool.pool_id} is being built; wait for it, then release")
         await asyncio.shield(self.begin_release(pool))
@@ -131,6 +177,7 @@ class PoolKeeper:
             path=stored.path,
             created_at=stored.created_at,
             last_access_at=self._clock.wall_s(),
+            used_at=self._clock.now_s(),
             parent=parent,
             branch_pos=0 if parent is None else stored.branch_pos,
             pinned=stored.pinned,
@@ -140,6 +187,8 @@ class PoolKeeper:
             built=True,
         )
         tree.bring_back(pool)
+        if parent is not None and parent.state == "failed":
+            pool.stand_on(None, 0)
         if not self._ledger.bookable().holds(Room(0, 0)):
             self._lose(pool, "the server was started again with fewer cells or sequences; release it, or give it more")
 
@@ -150,14 +199,13 @@ class PoolKeeper:
                 self._lose(pool, detail)
 
     async def _rebuild(self, pool: Pool) -> None:
-        if pool.parent is not None and not pool.parent.lends:
-            pool.parent, pool.branch_pos = None, 0
-            self._journal.pool(pool)
+        if pool.lender is not None and not pool.lender.lends:
+            pool.stand_on(None, 0)
         if self._ledger.bookable().cells < 0:
             self._lose(pool, "its cells are taken by turns that started after the restart")
             return
         try:
-            await self.prefill(pool, pool.parent, self.epoch)
+            await self.prefill(pool, pool.lender, pool.lent_tokens, self.epoch)
         except EngineDied:
             pool.died_with += 1
             if pool.died_with >= DEATHS_MAX:
@@ -173,31 +221,55 @@ class PoolKeeper:
             self._tally.add(pools_rebuilt=1)
 
     def _lose(self, pool: Pool, detail: str) -> None:
-        pool.parent, pool.branch_pos = None, 0
+        pool.stand_on(None, 0)
         pool.settle("failed", detail)
         self._tally.add(pool_rebuilds_failed=1)
 
-    def _twin(self, planned: _Planned) -> Pool | None:
-        return next((pool for pool in self._ledger.tree.listed() if planned.equals(pool)), None)
+    async def _twin(self, wish: PoolWish) -> Pool | None:
+        """A pool that meets the wish; one that is being built again is waited for."""
+        for pool in list(self._ledger.tree.listed()):
+            if not wish.is_met_by(pool):
+                continue
+            await pool.settled.wait()
+            if pool.lends:
+                if wish.pinned and not pool.pinned:
+                    pool.pinned = True
+                    self._journal.pool(pool)
+                return pool
+        return None
+
+    @contextmanager
+    def _wishing(self, wish: PoolWish) -> Generator[None, None, None]:
+        self.wished.append(wish)
+        try:
+            yield
+        finally:
+            self.wished.remove(wish)
 
     # --- for planned pools ----------------------------------------------------------------------------------------
 
-    async def prefill(self, pool: Pool, donor: Holder | None, epoch: int) -> None:
-        """Makes the engine hold the pool; at least its last token is computed, the rest lent by the donor.
+    async def prefill(self, pool: Pool, source: Holder | None, lent_tokens: int, epoch: int) -> None:
+        """Makes the engine hold the pool; the first `lent_tokens` are lent by the source, the rest computed.
 
         Raises EngineRestarting where the engine has started again since `epoch`, for then nothing is held.
         """
-        lent = len(pool) - 1 if isinstance(donor, Account) else pool.branch_pos
-        source = None if donor is None else donor.branch
+        branch = None if source is None else source.branch
         async with self._one_prefill:
             self._check_epoch(epoch)
-            await self._engine.hold(pool.branch, pool.path.as_tuple(), source=source, shared_tokens=lent)
+            await self._engine.hold(pool.branch, pool.path.as_tuple(), source=branch, shared_tokens=lent_tokens)
             self._check_epoch(epoch)
 
-    def plant(self, path: TokenPath, parent: Pool | None, branch_pos: int) -> Pool:
+    def plant(self, wish: PoolWish) -> Pool:
         """Adds a pool to the tree, still to be built."""
-        branch, at_s = self._new_branch(), self._clock.wall_s()
-        pool = self._ledger.tree.add(branch, path, at_s=at_s, parent=parent, branch_pos=branch_pos)
+        pool = self._ledger.tree.add(
+            self._new_branch(),
+            wish.path,
+            at_s=self._clock.wall_s(),
+            parent=wish.parent,
+            branch_pos=wish.branch_pos,
+        )
+        pool.pinned, pool.ephemeral, pool.owner, pool.auto = wish.pinned, wish.ephemeral, wish.owner, wish.auto
+        pool.source_session, pool.used_at = wish.source_session, self._clock.now_s()
         self._journal.pool_planned(pool.pool_id)
         return pool
 
@@ -223,74 +295,9 @@ class PoolKeeper:
         return self._ledger.epoch
 
 
-class _Planned:
-    """A pool between the wish and its being ready."""
-
-    def __init__(
-        self,
-        keeper: PoolKeeper,
-        path: TokenPath,
-        donor: Holder | None,
-        *,
-        pinned: bool,
-        ephemeral: bool,
-        owner: str | None,
-        auto: bool = False,
-    ) -> None:
-        self._keeper = keeper
-        self._path = path
-        self._donor = donor
-        self._pinned, self._ephemeral, self._owner, self._auto = pinned, ephemeral, owner, auto
-        self._pool: Pool | None = None
-        self._epoch = 0
-
-    def ask(self) -> Sequence[Booking]:
-        """A root books its length; a pool cut out of a donor books what the donor does not hold."""
-        room = Room(len(self._path) - self._held_by_donor(), 1)
-        spare = frozenset(donor.branch for donor in [self._donor] if donor is not None)
-        return [Booking(room=room, take=self._take, undo=self._undo, spare=spare)]
-
-    def equals(self, pool: Pool) -> bool:
-        """Whether this pool is as good as the planned one: an ownerless root of the same tokens."""
-        same = pool.lends and pool.owner is None and pool.parent is None and pool.ephemeral == self._ephemeral
-        return same and len(pool) == len(self._path) == pool.path.common_tokens(self._path)
-
-    async def build(self, lease: Lease) -> Pool:
-        """Prefills the pool that was taken; uproots it where that fails."""
-        pool = self._pool
-        assert pool is not None
-        try:
-            await lease.cleared()
-            await self._keeper.prefill(pool, self._donor, self._epoch)
-        except BaseException:
-            self._undo()
-            raise
-        self._keeper.ready(pool)
-        return pool
-
-    def _held_by_donor(self) -> int:
-        if isinstance(self._donor, Account):
-            return len(self._path) - 1
-        return self._parent_and_position()[1]
-
-    def _parent_and_position(self) -> tuple[Pool | None, int]:
-        most = len(self._path) - 1
-        if isinstance(self._donor, Pool):
-            position = min(self._donor.path.common_tokens(self._path), most)
-            return (self._donor, position) if position else (None, 0)
-        if self._donor is None:
-            return None, 0
-        return self._donor.pool, min(self._donor.shared_tokens, most)
-
-    def _take(self) -> Sequence[Holder]:
-        parent, position = self._parent_and_position()
-        pool = self._pool = self._keeper.plant(self._path, parent, position)
-        pool.pinned, pool.ephemeral, pool.owner, pool.auto = self._pinned, self._ephemeral, self._owner, self._auto
-        self._epoch = self._keeper.epoch
-        if isinstance(self._donor, Account) and len(pool) - 1 > self._donor.shared_tokens:
-            self._donor.borrow(pool, len(pool) - 1)
-        return ()
-
-    def _undo(self) -> None:
-        assert self._pool is not None
-        self._keeper.uproot(self._pool)
+def _auto(path: TokenPath, parent: Pool | None, position: int) -> PoolWish:
+    """An automatic pool; one that would grow from a pool that was released is a root."""
+    grows = parent is not None and parent.listed and position > 0
+    return PoolWish(
+        path, parent if grows else None, position if grows else 0, ephemeral=True, auto=True,
+    )  # fmt: skip

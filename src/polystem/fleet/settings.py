@@ -20,6 +20,11 @@ class FleetSettings:
     Args:
         auto_pool: a prefix seen twice becomes a pool by itself; requests then also match pools they do not name.
         auto_pool_min_tokens: shortest prefix, and shortest extension of a pool, that is worth a pool.
+        pools_max: pools kept at once beside the automatic ones; 0 switches pools off, None leaves it to the sequences.
+        pools_per_owner: pools that one session may own at once.
+        ephemeral_ttl_s: an ephemeral pool without pin and children that was attached is dropped so long after the last
+            turn on it.
+        orphan_ttl_s: a pool that nobody ever attached and whose owner is not there is dropped so long after its making.
         auto_pools_max: automatic pools kept at once; the one unused for longest makes room for the next.
         remembered_prompts: finished requests without a session whose prefix still counts as seen.
         remembered_sessions: sessions without cells that are still known by their transcript.
@@ -32,6 +37,10 @@ class FleetSettings:
     auto_pool: bool = False
     auto_pool_min_tokens: int = 256
     auto_pools_max: int = 32
+    pools_max: int | None = None
+    pools_per_owner: int = 8
+    ephemeral_ttl_s: float = 60.0
+    orphan_ttl_s: float = 300.0
     remembered_prompts: int = 128
     remembered_sessions: int = 512
     growth_reserve_tokens: int = 512
@@ -42,6 +51,7 @@ class FleetSettings:
         for name, least in (
             ("auto_pool_min_tokens", 1),
             ("auto_pools_max", 1),
+            ("pools_per_owner", 1),
             ("remembered_prompts", 0),
             ("remembered_sessions", 0),
             ("growth_reserve_tokens", 2),
@@ -49,6 +59,14 @@ class FleetSettings:
             value: int = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} is {value}, the least is {least}", hint=f"raise {name}")
+        for name in ("ephemeral_ttl_s", "orphan_ttl_s"):
+            value_s: float = getattr(self, name)
+            if not 0 < value_s < float("inf"):
+                raise ConfigError(f"{name} is {value_s:g}, it must be above 0 and finite", hint=f"raise {name}")
+        if self.pools_max is not None and self.pools_max < 0:
+            raise ConfigError(f"pools_max is {self.pools_max}, the least is 0", hint="0 switches pools off")
+        if self.pools_max == 0 and self.auto_pool:
+            raise ConfigError("auto_pool makes pools, and pools_max 0 forbids them", hint="leave one of them out")
         if self.prefill_budget_tokens is not None and self.prefill_budget_tokens < 1:
             raise ConfigError(f"prefill_budget_tokens is {self.prefill_budget_tokens}, the least is 1")
 

@@ -5,27 +5,36 @@ Knows no engine; it is told what happened and what is about to. Two readings of 
     held:     free + pool + private = total              (what is in the cache when no turn runs)
     claimed:  bookable + pool + sum(claims) = total      (a running turn claims its prompt and its output beforehand)
 
-`bookable` never falls below zero, so that a turn that has started finds its cells. Beside both stands the naive count,
-which gives each session its whole prefix again.
+Where sessions hold windows, each pool and each claim has a `payer`: the session whose window it is charged to, or the
+common room. Then
+
+    bookable + charged to the common room + sum over windows of max(window, charged to it) = total
+    free of a window + charged to it = window
+
+`bookable` never falls below zero, nor what is free of a window, so that a turn that has started finds its cells. Beside
+both readings stands the naive count, which gives each session its whole prefix again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from polystem.engine.protocol import BranchId
-from polystem.pool.tree import Pool, PoolTree, PoolView
+from polystem.pool.tree import Pool, PoolTree, lineage, pool_at
+from polystem.pool.windows import Window, WindowBook
 
 
 @dataclass(slots=True, eq=False)
 class Account:
     """A branch that is no pool: a session's, or one turn's. While a turn runs, `booked_cells` is the most it may hold.
 
-    `tokens` is its length in the cache when idle, of which the first `shared_tokens` cells belong to `pool`.
-    `guard` is held while a pool is being cut out of this branch; an `ending` one is being dropped.
+    `session_id` is whose it is, None for a turn without a session; `payer` whose window it is charged to, None the
+    common room. `tokens` is its length in the cache when idle, of which the first `shared_tokens` cells belong to
+    `pool`. `guard` is held while a pool is being cut out of this branch; an `ending` one is being dropped.
     """
 
     branch: BranchId
@@ -36,7 +45,14 @@ class Account:
     booked_cells: int = 0
     running: bool = False
     ending: bool = False
+    session_id: str | None = None
+    payer: str | None = None
     guard: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_own_transcript(self) -> bool:
+        """Whether it is the conversation of the session that pays for it: that goes for nobody else's sake."""
+        return self.payer is not None and self.payer == self.session_id
 
     @property
     def private_cells(self) -> int:
@@ -49,14 +65,14 @@ class Account:
     def borrow(self, pool: Pool | None, shared_tokens: int) -> None:
         """From now on the first `shared_tokens` cells are the pool's; a booking keeps its end."""
         moved = shared_tokens - self.shared_tokens
-        self.pool, self.shared_tokens = (pool, shared_tokens) if shared_tokens else (None, 0)
+        self.pool, self.shared_tokens = pool_at(pool, shared_tokens), shared_tokens
         self.tokens = max(self.tokens, self.shared_tokens)
         self.booked_cells = max(0, self.booked_cells - moved) if self.running else 0
 
     def cut_share(self, tokens: int) -> None:
         """From now on no more than the first `tokens` cells are the pool's; the booking has counted on it."""
         self.shared_tokens = min(self.shared_tokens, tokens)
-        self.pool = self.pool if self.shared_tokens else None
+        self.pool = pool_at(self.pool, self.shared_tokens)
 
     def trim(self, tokens: int) -> None:
         """The branch is now `tokens` long."""
@@ -66,6 +82,23 @@ class Account:
 
 Holder: TypeAlias = Account | Pool
 """Whoever holds a branch of the engine."""
+
+
+Goes: TypeAlias = Callable[["Account | Pool"], bool]
+"""Whether somebody idle may be dropped for whoever asks."""
+
+
+def _everybodys(_holder: Holder) -> bool:
+    return True
+
+
+def _payers(payer: str | None) -> Goes:
+    """Whatever the payer pays for, but not the conversation of the session that holds the window."""
+
+    def goes(holder: Holder) -> bool:
+        return holder.payer == payer and not (isinstance(holder, Account) and holder.is_own_transcript)
+
+    return goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +129,7 @@ class CellLedger:
         self.sequences_total = sequences_total
         self.tree = PoolTree()
         self.accounts: dict[BranchId, Account] = {}
+        self.windows = WindowBook()
         self.epoch = 1
         self.reclaimed = 0
 
@@ -129,70 +163,115 @@ class CellLedger:
 
     # --- what can be booked ---------------------------------------------------------------------------------------
 
-    def bookable(self, own: BranchId | None = None) -> Room:
-        """What can be promised now; the claim of branch `own` counts as free, for it is about to be replaced."""
-        claims = sum(account.claimed_cells for account in self.accounts.values() if account.branch != own)
-        return Room(self.cells_total - self.pool_cells - claims, self.sequences_total - self.sequences_held)
+    def bookable(self, own: BranchId | None = None, payer: str | None = None) -> Room:
+        """What can be promised now, of the payer's window or of the common room.
 
-    def best_case(self, own: BranchId | None, spare: Collection[BranchId], *, running_ends: bool) -> Room:
-        """What could be promised if everything that may be dropped were; with `running_ends`, running turns too."""
-        pools = self._staying_pools(spare, running_ends=running_ends)
-        accounts = [
+        The claim of branch `own` counts as free, for it is about to be replaced.
+        """
+        charges = self._charges(self._reach(), (each for each in self.accounts.values() if each.branch != own))
+        return Room(self._free_cells(charges, payer), self.sequences_total - self.sequences_held)
+
+    def charges(self) -> dict[str | None, int]:
+        """What is charged to each window, and under None to the common room."""
+        return self._charges(self._reach(), self.accounts.values())
+
+    def _charges(self, reach: dict[Pool, int], accounts: Iterable[Account]) -> dict[str | None, int]:
+        charges: defaultdict[str | None, int] = defaultdict(int)
+        for pool, cells in self.tree.own_cells(reach).items():
+            charges[pool.payer] += cells
+        for account in accounts:
+            charges[account.payer] += account.claimed_cells
+        return charges
+
+    def _free_cells(self, charges: Mapping[str | None, int], payer: str | None) -> int:
+        window = self.windows.find(payer)
+        if window is not None:
+            return window.cells - charges.get(window.session_id, 0)
+        booked = sum(max(window.cells, charges.get(window.session_id, 0)) for window in self.windows)
+        return self.cells_total - charges.get(None, 0) - booked
+
+    def best_case(
+        self, own: BranchId | None, spare: Collection[BranchId], *, running_ends: bool, payer: str | None = None
+    ) -> Room:
+        """What could be promised if everything that may be dropped were; with `running_ends`, running turns too.
+
+        Cells are made free in the payer's window alone, or in the common room alone; in a window nobody waits for those
+        who run. Sequence ids are made free wherever somebody is idle.
+        """
+        ends = running_ends and payer is None
+        goes = _payers(payer)
+        pools = self._staying_pools(spare, running_ends=ends, goes=goes)
+        accounts = self._staying_accounts(own, spare, running_ends=ends, goes=goes)
+        kept = {account.branch for account in accounts} | {own}
+        reach = self._reach(lambda account: account.branch in kept, lambda pool: pool in pools)
+        cells = self._free_cells(self._charges(reach, accounts), payer)
+        held = len(self._staying_accounts(own, spare, running_ends=running_ends, goes=_everybodys))
+        held += len(self._staying_pools(spare, running_ends=running_ends, goes=_everybodys))
+        return Room(cells, self.sequences_total - held - int(own in self.accounts))
+
+    def _staying_accounts(
+        self, own: BranchId | None, spare: Collection[BranchId], *, running_ends: bool, goes: Goes
+    ) -> list[Account]:
+        """Accounts other than `own` that may not be dropped."""
+        return [
             account
             for account in self.accounts.values()
             if account.branch != own
-            and (account.branch in spare or account.guard.locked() or (account.running and not running_ends))
+            and (
+                account.branch in spare
+                or account.guard.locked()
+                or (account.running and not running_ends)
+                or not goes(account)
+            )
         ]
-        kept = {account.branch for account in accounts} | {own}
-        reach = self._reach(lambda account: account.branch in kept, lambda pool: pool in pools)
-        cells = self.cells_total - self.tree.resident_cells(reach) - sum(each.claimed_cells for each in accounts)
-        own_sequences = int(own in self.accounts)
-        return Room(cells, self.sequences_total - len(accounts) - len(pools) - own_sequences)
 
-    def _staying_pools(self, spare: Collection[BranchId], *, running_ends: bool) -> set[Pool]:
+    def _staying_pools(self, spare: Collection[BranchId], *, running_ends: bool, goes: Goes) -> set[Pool]:
         """Pools that nothing but their owner, or the end of what runs, will end; with a child its parent stays."""
         staying: set[Pool] = set()
         for pool in reversed(self.tree.nodes):
             busy = pool.guard.locked() or pool.state == "building" or self.running_borrowers(pool) > 0
-            kept = pool.fixed or pool.branch in spare or (busy and not running_ends)
+            kept = pool.fixed or pool.branch in spare or (busy and not running_ends) or not goes(pool)
             parents = {child.parent for child in staying}
             if pool.listed and pool.state != "failed" and (kept or pool in parents):
                 staying.add(pool)
         return staying
 
-    def reclaim(self, asked: Room, own: BranchId | None, spare: Collection[BranchId]) -> list[Holder]:
+    def reclaim(
+        self, asked: Room, own: BranchId | None, spare: Collection[BranchId], payer: str | None = None
+    ) -> list[Holder]:
         """Forgets idle branches, least recently used first, then unused ephemeral pools, until `asked` fits.
 
-        Returns those whose branches the caller must drop in the engine before it uses the room. The caller has asked
-        `best_case` whether it is worth it.
+        For cells, those that the payer pays for; for a sequence id, whoever's, but last the transcripts of sessions
+        that pay for them. Returns those whose branches the caller must drop in the engine before it uses the room. The
+        caller has asked `best_case` whether it is worth it.
         """
         dropped: list[Holder] = []
-        while not self.bookable(own).holds(asked):
-            victim = self._next_victim(own, spare)
+        while not (free := self.bookable(own, payer)).holds(asked):
+            goes = _payers(payer) if free.cells < asked.cells else _everybodys
+            victim = self._next_victim(own, spare, goes)
             if victim is None:
                 break
             dropped.append(victim)
         self.reclaimed += len(dropped)
         return dropped
 
-    def _next_victim(self, own: BranchId | None, spare: Collection[BranchId]) -> Holder | None:
-        idle = [
-            account
-            for account in self.accounts.values()
-            if not (account.running or account.guard.locked() or account.branch in spare or account.branch == own)
-        ]
-        if idle:
-            oldest = min(idle, key=lambda account: account.last_used_at)
-            self.close(oldest.branch)
-            return oldest
-        pool = self.oldest_unused_pool(spare)
+    def _next_victim(self, own: BranchId | None, spare: Collection[BranchId], goes: Goes) -> Holder | None:
+        staying = self._staying_accounts(own, spare, running_ends=False, goes=goes)
+        kept = {account.branch for account in staying} | {own}
+        idle = [account for account in self.accounts.values() if account.branch not in kept]
+        oldest = min(idle, key=lambda account: (account.is_own_transcript, account.last_used_at), default=None)
+        pool = None
+        if oldest is None or oldest.is_own_transcript:
+            pool = self.oldest_unused_pool(spare, goes)
         if pool is not None:
             self.release(pool)
-        return pool
+        elif oldest is not None:
+            self.close(oldest.branch)
+        return pool or oldest
 
-    def oldest_unused_pool(self, spare: Collection[BranchId] = ()) -> Pool | None:
+    def oldest_unused_pool(self, spare: Collection[BranchId] = (), goes: Goes | None = None) -> Pool | None:
         """The ephemeral pool that was attached longest ago, among those that nothing running needs."""
-        staying = self._staying_pools(spare, running_ends=False)
+        staying = self._staying_pools(spare, running_ends=False, goes=goes or _everybodys)
         unused = [
             pool for pool in self.tree.listed() if pool.lends and pool not in staying and not self.tree.children(pool)
         ]
@@ -205,6 +284,21 @@ class CellLedger:
         assert branch not in self.accounts
         account = self.accounts[branch] = Account(branch=branch, last_used_at=at_s)
         return account
+
+    def open_window(self, session_id: str, cells: int, at_s: float) -> Window:
+        """Books a window for a session, whose cells move into it; the caller has seen to it that there is room."""
+        window = self.windows.open(session_id, cells, at_s)
+        for account in self.accounts.values():
+            if account.session_id == session_id:
+                account.payer = session_id
+        return window
+
+    def close_window(self, session_id: str) -> Window | None:
+        """Gives a window back: whatever was charged to it is in the common room now."""
+        for holder in (*self.accounts.values(), *self.tree.nodes):
+            if holder.payer == session_id:
+                holder.payer = None
+        return self.windows.close(session_id)
 
     def close(self, branch: BranchId) -> None:
         """Ends an account; its branch is dropped or gone."""
@@ -222,6 +316,7 @@ class CellLedger:
         """The engine has lost every branch: accounts end, released pools are gone, listed ones hold nothing."""
         self.epoch += 1
         self.accounts.clear()
+        self.tree.stand_on_parents()
         self.tree.prune(self._reach())
 
     def holds(self, holder: Holder) -> bool:
@@ -234,39 +329,35 @@ class CellLedger:
         """Running turns whose cells include some of this pool's."""
         return sum(account.running and pool in lineage(account.pool) for account in self.accounts.values())
 
-    def view(self, pool: Pool) -> PoolView:
-        """The pool as its owner sees it."""
-        return PoolView(
-            pool_id=pool.pool_id,
-            tokens=len(pool),
-            sha256=pool.path.sha256,
-            parent_id=pool.parent.pool_id if pool.parent else None,
-            branch_pos=pool.branch_pos,
-            own_cells=len(pool) - pool.branch_pos,
-            children=tuple(child.pool_id for child in self.tree.children(pool)),
-            pinned=pool.pinned,
-            ephemeral=pool.ephemeral,
-            auto=pool.auto,
-            owner=pool.owner,
-            attached_ever=pool.attached_ever,
-            created_at=pool.created_at,
-            last_access_at=pool.last_access_at,
-            borrowers=self.running_borrowers(pool),
-            state=pool.state,
-            detail=pool.detail,
-        )
-
     def check_integrity(self) -> None:
         """Fails where the ledger contradicts itself."""
         assert self.bookable().cells >= 0
         assert self.bookable().sequences >= 0
+        self._check_windows()
         for account in self.accounts.values():
             assert 0 <= account.shared_tokens <= account.tokens
             assert (account.pool is None) == (account.shared_tokens == 0)
             assert account.pool is None or account.shared_tokens <= len(account.pool)
             assert account.running or account.booked_cells == 0
         for place, pool in enumerate(self.tree.nodes):
-            assert pool.parent is None or pool.parent in self.tree.nodes[:place]
+            assert pool.lender is None or pool.lender in self.tree.nodes[:place]
+            assert (pool.lender is None) == (pool.lent_tokens == 0)
+            assert pool.parent is None or not pool.parent.listed or pool.parent in self.tree.nodes[:place]
+
+    def _check_windows(self) -> None:
+        charges = self.charges()
+        assert all(payer is None or payer in self.windows for payer in charges)
+        booked = sum(max(window.cells, charges[window.session_id]) for window in self.windows)
+        assert self.bookable().cells + charges[None] + booked == self.cells_total
+        rebuilding = any(pool.state == "building" and pool.built for pool in self.tree.listed())
+        for window in self.windows:
+            assert 0 < window.cells <= self.windows.most_cells
+            assert rebuilding or charges[window.session_id] <= window.cells
+            assert all(
+                each.payer == window.session_id
+                for each in self.accounts.values()
+                if each.session_id == window.session_id
+            )
 
     def _reach(
         self,
@@ -279,12 +370,3 @@ class CellLedger:
             if account.pool is not None and counts(account):
                 reach[account.pool] = max(reach.get(account.pool, 0), account.shared_tokens)
         return reach
-
-
-def lineage(pool: Pool | None) -> list[Pool]:
-    """The pool, its parent and so on up to the root."""
-    chain: list[Pool] = []
-    while pool is not None:
-        chain.append(pool)
-        pool = pool.parent
-    return chain

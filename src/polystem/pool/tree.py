@@ -1,13 +1,17 @@
 """The tree of shared prefixes: which pool owns which part of a token path.
 
-A pool covers the path [0, L). It owns the cells of [D, L); those of [0, D) belong to its parent. A root has D = 0.
+A pool covers the path [0, L). It owns [D, L) and shares [0, D) with its parent, token for token. A root has D = 0.
 
     root    |=========== owned ===========|            L = 31
-    child   |....... lent by root .......|== owned ==|  D = 30, L = 41
+    child   |...... shared with root .....|== owned ==|  D = 30, L = 41
 
-A released pool leaves the listing at once; its cells live on as far as a borrower or a child still reaches into them,
-and the node stays in the tree until nobody does. Knows no engine and no session.
-Invariant: 0 <= D < L for every pool, and a parent comes before its children in `nodes`.
+Whose cells a pool stands on is a second question: a pool that was cut out of a session stands on whatever that session
+stood on, another branch of the tree or a pool that was released. `lender` and `lent_tokens` answer it, and cells are
+counted by them alone; `parent` and `branch_pos` are what callers were told, and do not change.
+
+A released pool leaves the listing at once; its cells live on as far as somebody still reaches into them, and the node
+stays in the tree until nobody does. Knows no engine and no session.
+Invariant: 0 <= D < L and 0 <= lent < L for every pool, and parent and lender come before it in `nodes`.
 """
 
 from __future__ import annotations
@@ -28,8 +32,11 @@ PoolState: TypeAlias = Literal["building", "ready", "failed"]
 class Pool:
     """One shared prefix.
 
-    `built` says that it has been ready once, `died_with` how often the engine ended while it was being built again.
-    `guard` is held while another branch is being cut out of this one.
+    `payer` is the session whose window its own cells are charged to, None the common room. `source_session` is the
+    session that it was cut out of, `abandoned` says that its owner has ended: it goes as soon as nothing needs it.
+    `used_at` is when it was made, or a turn on it ended (monotonic; the other two times are wall time). `built` says
+    that it has been ready once, `died_with` how often the engine ended while it was being built again. `guard` is held
+    while another branch is being cut out of this one.
     """
 
     pool_id: int
@@ -39,10 +46,16 @@ class Pool:
     last_access_at: float
     parent: Pool | None = None
     branch_pos: int = 0
+    lender: Pool | None = None
+    lent_tokens: int = 0
     pinned: bool = False
     ephemeral: bool = False
     auto: bool = False
     owner: str | None = None
+    payer: str | None = None
+    used_at: float = 0.0
+    source_session: str | None = None
+    abandoned: bool = False
     attached_ever: int = 0
     listed: bool = True
     state: PoolState = "building"
@@ -65,6 +78,10 @@ class Pool:
         """Whether only its owner may end it."""
         return self.pinned or not self.ephemeral
 
+    def stand_on(self, lender: Pool | None, lent_tokens: int) -> None:
+        """From now on the first `lent_tokens` cells are those of `lender`, the rest its own."""
+        self.lender, self.lent_tokens = (lender, lent_tokens) if lent_tokens else (None, 0)
+
     def settle(self, state: PoolState, detail: str = "") -> None:
         """Ends the building of the pool and wakes whoever waits for it."""
         self.state, self.detail = state, detail
@@ -75,29 +92,6 @@ class Pool:
         self.branch = branch
         self.state, self.detail = "building", ""
         self.settled.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """A pool as its owner sees it. `tokens` is L, `branch_pos` D; `borrowers` counts running turns."""
-
-    pool_id: int
-    tokens: int
-    sha256: str
-    parent_id: int | None
-    branch_pos: int
-    own_cells: int
-    children: tuple[int, ...]
-    pinned: bool
-    ephemeral: bool
-    auto: bool
-    owner: str | None
-    attached_ever: int
-    created_at: float
-    last_access_at: float
-    borrowers: int
-    state: PoolState
-    detail: str
 
 
 class PoolTree:
@@ -122,9 +116,9 @@ class PoolTree:
         return pool
 
     def add(self, branch: BranchId, path: TokenPath, *, at_s: float, parent: Pool | None, branch_pos: int) -> Pool:
-        """Plants a pool that is still to be built."""
+        """Plants a pool that is still to be built, on the cells of its parent."""
         assert 0 <= branch_pos < len(path)
-        assert (parent is None) == (branch_pos == 0)
+        assert parent is not None or branch_pos == 0
         pool = Pool(
             pool_id=self.next_id,
             branch=branch,
@@ -134,6 +128,7 @@ class PoolTree:
             parent=parent,
             branch_pos=branch_pos,
         )
+        pool.stand_on(parent, branch_pos)
         self.next_id += 1
         self.nodes.append(pool)
         return pool
@@ -143,8 +138,25 @@ class PoolTree:
         assert self.find(pool.pool_id) is None
         assert 0 <= pool.branch_pos < len(pool)
         assert pool.parent is None or pool.parent in self.nodes
+        pool.stand_on(pool.parent, pool.branch_pos)
         self.nodes.append(pool)
         self.next_id = max(self.next_id, pool.pool_id + 1)
+
+    def stand_on_parents(self) -> None:
+        """No cell is held any more: whatever is built again will grow from its parent, or from nothing."""
+        for pool in self.listed():
+            if pool.parent is not None and not pool.parent.listed:
+                pool.parent, pool.branch_pos = None, 0
+            lends = pool.parent is not None and pool.parent.state != "failed"
+            pool.stand_on(pool.parent if lends else None, pool.branch_pos if lends else 0)
+
+    @property
+    def depth(self) -> int:
+        """Levels of the tree: 1 where there are only roots."""
+        levels: dict[Pool, int] = {}
+        for pool in self.nodes:
+            levels[pool] = 1 + (0 if pool.parent is None else levels.get(pool.parent, 0))
+        return max((levels[pool] for pool in self.listed()), default=0)
 
     def children(self, pool: Pool) -> list[Pool]:
         """The listed pools that grew from this one."""
@@ -170,9 +182,9 @@ class PoolTree:
         owned: dict[Pool, int] = {}
         for pool in reversed(self.nodes):
             end = outer.get(pool, 0)
-            owned[pool] = max(0, end - pool.branch_pos)
-            if pool.parent is not None:
-                outer[pool.parent] = max(outer.get(pool.parent, 0), min(end, pool.branch_pos))
+            owned[pool] = max(0, end - pool.lent_tokens)
+            if pool.lender is not None:
+                outer[pool.lender] = max(outer.get(pool.lender, 0), min(end, pool.lent_tokens))
         return owned
 
     def prune(self, reach: dict[Pool, int]) -> None:
@@ -180,9 +192,25 @@ class PoolTree:
         owned = self.own_cells(reach)
         needed = {pool for pool in self.nodes if pool.listed or owned[pool] or reach.get(pool)}
         for pool in reversed(self.nodes):
-            if pool in needed and pool.parent is not None:
-                needed.add(pool.parent)
+            if pool in needed and pool.lender is not None:
+                needed.add(pool.lender)
         self.nodes = [pool for pool in self.nodes if pool in needed]
+
+
+def lineage(pool: Pool | None) -> list[Pool]:
+    """The pool, the one on whose cells it stands, and so on down to the first."""
+    chain: list[Pool] = []
+    while pool is not None:
+        chain.append(pool)
+        pool = pool.lender
+    return chain
+
+
+def pool_at(pool: Pool | None, tokens: int) -> Pool | None:
+    """Whose own cell the last of the first `tokens` cells of this pool is; None for no token."""
+    while pool is not None and tokens <= pool.lent_tokens:
+        pool = pool.lender
+    return pool if tokens else None
 
 
 def lendable_tokens(lender: TokenPath, prompt: TokenPath) -> int:
