@@ -127,6 +127,19 @@ KeyFlag = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="Let in who sends this key; repeatable. Needed off loopback.")
 ]
 KeyFileFlag = Annotated[str | None, typer.Option(metavar="FILE", help="A file of keys, one a line.")]
+SessionHeaderFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="A header that names the session, read before the known ones; repeatable. none: read none."
+    ),
+]
+MoveLinesFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGEX",
+        help="System prompt lines to move in front of the first user turn, so that the rest can be shared; repeatable.",
+    ),
+]
 BodyFlag = Annotated[int | None, typer.Option(help="Largest request body.", show_default=str(SERVE.max_body_bytes))]
 TimeoutFlag = Annotated[
     float | None, typer.Option(help="Longest time one request may take.", show_default=f"{SERVE.request_timeout_s:g}")
@@ -171,6 +184,8 @@ def serve(
     store: StoreFlag = None,
     api_key: KeyFlag = None,
     api_key_file: KeyFileFlag = None,
+    session_header: SessionHeaderFlag = None,
+    move_lines: MoveLinesFlag = None,
     max_body_bytes: BodyFlag = None,
     request_timeout_s: TimeoutFlag = None,
     drain_grace_s: GraceFlag = None,

@@ -16,7 +16,9 @@ from polystem.serve.description import DescribedApp
 from polystem.serve.desk import Desk
 from polystem.serve.door import Door
 from polystem.serve.metrics import Metrics
+from polystem.serve.moved_lines import LineRule
 from polystem.serve.openai_routes import openai_routes
+from polystem.serve.session_ids import SessionNames
 from polystem.serve.session_routes import session_routes
 from polystem.serve.settings import ServeSettings
 from polystem.serve.state_routes import state_routes
@@ -30,7 +32,16 @@ def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = No
     """
     clock = clock or SystemClock()
     metrics = Metrics(fleet)
-    desk = Desk(fleet, settings, clock, metrics, boot_id=secrets.token_hex(8), started_at=int(clock.wall_s()))
+    desk = Desk(
+        fleet,
+        settings,
+        clock,
+        metrics,
+        boot_id=secrets.token_hex(8),
+        started_at=int(clock.wall_s()),
+        session_names=SessionNames(settings.session_headers),
+        line_rule=LineRule(settings.move_lines),
+    )
     app = DescribedApp(
         title="Polystem",
         version=__version__,

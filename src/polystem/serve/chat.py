@@ -14,6 +14,7 @@ from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest, UnsupportedField
 from polystem.messages import Message, Request, Role, Tool, ToolCall, ToolChoice
 from polystem.serve.fields import NO_KEY_TENANT, TOKEN_ID_MAX, TOP_LOGPROBS_MAX, Body, GenerationBody, OnlyFalse
+from polystem.serve.moved_lines import NO_RULE, LineRule
 
 TOOLS_MAX = 128
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
@@ -167,24 +168,26 @@ class TemplateBody(ThinkingFields):
     add_generation_prompt: bool | None = Field(default=None, description="false leaves out the opening of the answer")
 
 
-def request_of_template(body: TemplateBody, *, request_id: str) -> Request:
+def request_of_template(body: TemplateBody, *, request_id: str, rule: LineRule = NO_RULE) -> Request:
     """The conversation to be rendered, and nothing else of the request."""
     return Request(
         id=request_id,
-        messages=messages_of(body.messages),
+        messages=rule.moved(messages_of(body.messages)),
         tools=tools_of(body.tools),
         template_args=body.template_args(),
     )
 
 
-def request_of_chat(body: ChatBody, *, request_id: str, info: EngineInfo, tenant: str = NO_KEY_TENANT) -> Request:
+def request_of_chat(
+    body: ChatBody, *, request_id: str, info: EngineInfo, tenant: str = NO_KEY_TENANT, rule: LineRule = NO_RULE
+) -> Request:
     """The request that a chat body asks for. Raises BadRequest where its fields contradict each other."""
     body.check_stream_options()
     body.check_effort(info)
     tools = tools_of(body.tools)
     return Request(
         id=request_id,
-        messages=messages_of(body.messages),
+        messages=rule.moved(messages_of(body.messages)),
         tools=tools,
         tool_choice=_choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls is not False,

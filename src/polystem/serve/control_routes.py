@@ -94,7 +94,7 @@ async def _create(desk: Desk, body: PoolBody) -> PoolView:
     return await desk.fleet.create_pool(
         tokens=tokens,
         prompt=body.prompt,
-        messages=None if body.messages is None else messages_of(body.messages),
+        messages=None if body.messages is None else desk.line_rule.moved(messages_of(body.messages), drop=True),
         tools=tools_of(body.tools),
         template_args=body.chat_template_kwargs or {},
         pin=bool(body.pin),

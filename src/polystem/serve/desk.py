@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -15,6 +15,8 @@ from polystem.errors import BadRequest, ModelNotFound
 from polystem.fleet import Fleet
 from polystem.serve.bounded import run_bounded
 from polystem.serve.metrics import Metrics
+from polystem.serve.moved_lines import NO_RULE, LineRule
+from polystem.serve.session_ids import SessionNames
 from polystem.serve.settings import ServeSettings
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ class Desk:
     metrics: Metrics
     boot_id: str
     started_at: int
+    session_names: SessionNames = field(default_factory=SessionNames)
+    line_rule: LineRule = NO_RULE
 
     def info_for(self, model: str | None) -> EngineInfo:
         """The engine's facts, for a request that names `model`. Raises ModelNotFound, EngineStarting."""

@@ -47,7 +47,10 @@ def openai_routes(desk: Desk) -> APIRouter:
         info = desk.info_for(body.model)
         desk.check_wait(body.admit_wait_s)
         tenant = tenant_of(http.scope)
-        request = request_of_chat(body, request_id=desk.new_id("chatcmpl"), info=info, tenant=tenant)
+        request = request_of_chat(
+            body, request_id=desk.new_id("chatcmpl"), info=info, tenant=tenant, rule=desk.line_rule
+        )
+        request = desk.session_names.named(request, http.headers)
         return turn_of(desk, body, body.placed(request), info, events=ChatEvents, answer=ChatAnswer)
 
     @router.post("/completions", responses=describes(TextCompletion, stream=True) | RUN_ERRORS)
@@ -57,6 +60,7 @@ def openai_routes(desk: Desk) -> APIRouter:
         desk.check_wait(body.admit_wait_s)
         tenant = tenant_of(http.scope)
         request = request_of_completion(body, request_id=desk.new_id("cmpl"), info=info, tenant=tenant)
+        request = desk.session_names.named(request, http.headers)
         return turn_of(desk, body, body.placed(request), info, events=CompletionEvents, answer=CompletionAnswer)
 
     return router

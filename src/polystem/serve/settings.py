@@ -9,6 +9,8 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from polystem.errors import ConfigError
+from polystem.serve.moved_lines import LineRule
+from polystem.serve.session_ids import SessionNames
 
 PORT_MAX = 65535
 BODY_BYTES_MIN = 1024
@@ -22,8 +24,9 @@ class ServeSettings:
     `api_keys` empty lets everybody in, which is allowed on loopback only. `model_aliases` are names a client may send
     besides the engine's own. `request_timeout_s` bounds one request, from its body being read to its last byte;
     `drain_grace_s` is how long running turns may go on after SIGTERM. `ping_interval_s` is the longest silence of a
-    stream whose client asked to be kept alive and named no interval of its own; 0 leaves such streams silent. Raises
-    ConfigError.
+    stream whose client asked to be kept alive and named no interval of its own; 0 leaves such streams silent.
+    `session_headers` are read for a session's id before the known ones, "none" alone reads none; `move_lines` are
+    patterns of lines that are moved out of the system prompt. Raises ConfigError.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +37,8 @@ class ServeSettings:
     request_timeout_s: float = 600.0
     drain_grace_s: float = 30.0
     ping_interval_s: float = 10.0
+    session_headers: tuple[str, ...] = ()
+    move_lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= PORT_MAX:
@@ -50,6 +55,8 @@ class ServeSettings:
                 f"ping_interval_s {self.ping_interval_s:g} is out of range; give 0 (off) to {PING_S_MAX} seconds",
                 param="ping_interval_s",
             )
+        SessionNames(self.session_headers)
+        LineRule(self.move_lines)
         self._check_keys()
 
     def _check_seconds(self, name: str, value_s: float) -> None:

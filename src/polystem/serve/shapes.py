@@ -309,6 +309,8 @@ class PropsAnswer(Shape):
     cells_total: int
     sequences_total: int
     auto_pool: bool
+    move_lines: list[str]
+    session_headers: list[str]
     build: str
     settings: dict[str, Any]
     features: list[str]

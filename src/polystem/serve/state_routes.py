@@ -97,6 +97,8 @@ def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
         "cells_total": info.cells_total,
         "sequences_total": info.sequences_total,
         "auto_pool": desk.fleet.settings.auto_pool,
+        "move_lines": list(desk.line_rule.patterns),
+        "session_headers": list(desk.session_names.headers),
         "build": info.build,
         "settings": info.settings,
         "features": features_of(desk.fleet),

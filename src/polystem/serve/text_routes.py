@@ -40,7 +40,7 @@ def text_routes(desk: Desk) -> APIRouter:
     async def apply_template(body: TemplateBody) -> Response:
         """The text that a chat body is rendered to; chat's other fields may come along."""
         desk.info_for(body.model)
-        request = request_of_template(body, request_id=desk.new_id("template"))
+        request = request_of_template(body, request_id=desk.new_id("template"), rule=desk.line_rule)
         prompt = await desk.fleet.engine.encode(request, generation_prompt=body.add_generation_prompt is not False)
         return json_response({"prompt": prompt.text})
 

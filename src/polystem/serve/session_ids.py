@@ -1,0 +1,94 @@
+"""The session that a request belongs to, where its body does not say: agents name it in a header, some in metadata.
+
+Invariant: a `session_id` in the body always wins; then the headers in the order of the list; then the metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+
+from polystem.errors import BadRequest, ConfigError
+from polystem.messages import Request
+
+__all__ = ["KNOWN_HEADERS", "NO_HEADERS", "SessionNames"]
+
+KNOWN_HEADERS = (
+    "x-claude-code-session-id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "x-session-id",
+    "session-id",
+    "session_id",
+    "x-task-id",
+)
+"""Headers in which agents are known to name their session, the most particular first."""
+AGENT_HEADER = "x-claude-code-agent-id"
+"""Agents that one session starts beside itself send its id and this one: each is a conversation of its own."""
+NO_HEADERS = "none"
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_SESSION_ID = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,128})$")
+
+
+class SessionNames:
+    """Which headers name a session: those given, then the known ones; "none" alone reads none and no metadata.
+
+    Raises ConfigError for what is no header's name.
+    """
+
+    def __init__(self, headers: Sequence[str] = ()) -> None:
+        for name in headers:
+            if not _HEADER_NAME.fullmatch(name):
+                raise ConfigError(f"session_header '{name}' is no name of a header", param="session_header")
+        given = tuple(name.lower() for name in headers)
+        if NO_HEADERS in given and len(given) > 1:
+            raise ConfigError("session_header none stands alone; leave out the others", param="session_header")
+        self.headers = () if given == (NO_HEADERS,) else tuple(dict.fromkeys((*given, *KNOWN_HEADERS)))
+
+    def named(self, request: Request, headers: Mapping[str, str], *, user_id: str | None = None) -> Request:
+        """The request with the session that its headers or its metadata name, if it has none of its own.
+
+        Raises BadRequest where a header's value cannot be a session's id.
+        """
+        if request.session_id is not None:
+            return request
+        found = self._in_headers(headers) or (self._in_user_id(user_id) if self.headers else None)
+        return request if found is None else replace(request, session_id=found)
+
+    def _in_headers(self, headers: Mapping[str, str]) -> str | None:
+        name = next((name for name in self.headers if headers.get(name, "").strip()), None)
+        if name is None:
+            return None
+        session_id = headers[name].strip()
+        agent_id = headers.get(AGENT_HEADER, "").strip()
+        if agent_id:
+            session_id = f"{session_id}~{agent_id}"
+        if not _SESSION_ID.fullmatch(session_id):
+            raise BadRequest(
+                f"header '{name}': a session id has 1 to 256 characters, none of them a control character; "
+                f"this one has {len(session_id)}",
+                param="session_id",
+            )
+        return session_id
+
+    def _in_user_id(self, user_id: str | None) -> str | None:
+        """The session in a user id: a field of a JSON object, or the end of `..._session_ID`. None: there is none."""
+        if not user_id:
+            return None
+        found = _field(user_id) if user_id.startswith("{") else _IN_USER_ID.search(user_id)
+        text = found if isinstance(found, str) or found is None else found.group(1)
+        return text if text is not None and _SESSION_ID.fullmatch(text) else None
+
+
+def _field(user_id: str) -> str | None:
+    try:
+        value: Any = orjson.loads(user_id)
+    except orjson.JSONDecodeError:
+        return None
+    session_id = cast("dict[str, Any]", value).get("session_id") if isinstance(value, dict) else None
+    return session_id if isinstance(session_id, str) else None
