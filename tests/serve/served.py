@@ -16,6 +16,7 @@ from polystem.clock import Clock, SystemClock
 from polystem.engine.scripted import Answer, Script, ScriptedEngine, ScriptedSettings, StepCost
 from polystem.engine.scripted.answer import spoken
 from polystem.fleet import Fleet, FleetSettings, FloorSettings
+from polystem.fleet.store import FleetStore
 from polystem.serve import ServeSettings, build_app
 
 ENGINE = ScriptedSettings()
@@ -50,11 +51,12 @@ async def serving(
     script: Script = spoken,
     started: bool = True,
     headers: Sequence[tuple[str, str]] = (),
+    store: FleetStore | None = None,
 ) -> AsyncGenerator[Served, None]:
     """An app over a scripted engine that gives `answers` and then what `script` says, and all a test looks at."""
     clock = clock or SystemClock()
     scripted = ScriptedEngine(engine, clock=clock, answers=answers, script=script, step_cost=step_cost)
-    running = Fleet(scripted, clock=clock, settings=fleet, floor=floor)
+    running = Fleet(scripted, clock=clock, settings=fleet, floor=floor, store=store)
     app = build_app(running, settings, clock=clock)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://polystem", headers=list(headers)) as client:
