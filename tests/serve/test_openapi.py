@@ -12,45 +12,17 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polystem.clock import SystemClock
 from polystem.engine.scripted import ScriptedEngine
-from polystem.fleet import Fleet, FloorSettings
+from polystem.fleet import Fleet
 from polystem.serve import ServeSettings, build_app
+from tests.serve.living import LivingApp
 from tests.serve.served import serving
 
 Case: TypeAlias = "schemathesis.Case[Any]"
 Operation: TypeAlias = "schemathesis.APIOperation[Any, Any, Any, Any]"
 ALL_HEALTH_CHECKS = cast("list[HealthCheck]", list(HealthCheck))
 accepts_right_data = cast("schemathesis.CheckFunction", checks.positive_data_acceptance)
-
-
-class LivingApp:
-    """An app that starts its fleet in the event loop that serves it."""
-
-    def __init__(self) -> None:
-        self._app: ASGIApp | None = None
-        self._fleet: Fleet | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
-            assert self._app is not None
-            await self._app(scope, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        while (message := await receive())["type"] != "lifespan.shutdown":
-            assert message["type"] == "lifespan.startup"
-            clock = SystemClock()
-            self._fleet = Fleet(ScriptedEngine(clock=clock), clock=clock, floor=FloorSettings())
-            await self._fleet.start()
-            self._app = build_app(self._fleet, ServeSettings(), clock=clock)
-            await send({"type": "lifespan.startup.complete"})
-        assert self._fleet is not None
-        await self._fleet.aclose()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def operations() -> list[tuple[str, str, GenerationMode]]:
