@@ -1,8 +1,9 @@
 """Decides when a turn, or the building of a pool, may take its cells.
 
 `admit` waits its turn, `admit_nowait` raises; both give a lease, used with `async with`; check and reserve are one act.
-`CellGate` admits when cells and sequence ids can be booked, first come, first served.
-Invariant: what is admitted can be held; nobody who waits is passed by one who came later.
+`CellGate` admits when cells and sequence ids can be booked, first come, first served. Whoever's cells come out of a
+window does not wait for others there: they are booked already, or there are none, which is said at once.
+Invariant: what is admitted can be held; nobody who waits for cells of the common room is passed by one who came later.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from polystem.engine.protocol import BranchId
-from polystem.errors import CellsExhausted, PolystemError, SequencesExhausted
-from polystem.pool import CellLedger, Holder, Room
+from polystem.errors import AllocationFull, CellsExhausted, PolystemError, Saturated, SequencesExhausted
+from polystem.pool import CellLedger, Holder, Room, Window
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
     """One way to serve an ask: the room it takes, and how to take it.
 
+    `payer` is the session whose window the cells come out of, None the common room; a `worker` runs on its account.
     `own` is the branch whose present claim this booking replaces; `spare` are branches it builds on, which must not be
     dropped to make room for it. `take` records the booking in the ledger, in the same act as the check, and returns
     those whose branches it gives up; `undo` is for a booking that was taken and then never used.
@@ -33,10 +35,15 @@ class Booking:
     undo: Callable[[], None]
     own: BranchId | None = None
     spare: frozenset[BranchId] = frozenset()
+    payer: str | None = None
+    worker: bool = False
 
 
 Ask: TypeAlias = Callable[[], Sequence[Booking]]
-"""The ways to serve somebody as things stand now, best first. Asked again at each attempt; at least one."""
+"""The ways to serve somebody as things stand now, best first. Asked again at each attempt; at least one.
+
+All of them have the same payer.
+"""
 
 
 Drop: TypeAlias = Callable[[Sequence[Holder]], "asyncio.Future[None]"]
@@ -46,14 +53,14 @@ Drop: TypeAlias = Callable[[Sequence[Holder]], "asyncio.Future[None]"]
 class Lease:
     """The right to use what was booked. Leaving the block lets the gate look at who waits."""
 
-    def __init__(self, on_exit: Callable[[], None], cleared: asyncio.Future[None] | None) -> None:
+    def __init__(self, on_exit: Callable[[], None], clearing: Sequence[asyncio.Future[None]] = ()) -> None:
         self._on_exit = on_exit
-        self._cleared = cleared
+        self._clearing = clearing
 
     async def cleared(self) -> None:
         """Returns once the cells that make up the room are free in the engine; nothing may use them before."""
-        if self._cleared is not None:
-            await asyncio.shield(self._cleared)
+        for drop in self._clearing:
+            await asyncio.shield(drop)
 
     async def __aenter__(self) -> Lease:
         return self
@@ -81,8 +88,17 @@ class Gate(Protocol):
         """Waits until the ask can be served. Raises Saturated where it never can; cancelling leaves no lease."""
         ...
 
-    def admit_nowait(self, ask: Ask) -> Lease:
-        """Raises Saturated where the ask cannot be served at once."""
+    def admit_nowait(self, ask: Ask, *, ahead: bool = False) -> Lease:
+        """Raises Saturated where the ask cannot be served at once. `ahead` passes whoever waits."""
+        ...
+
+    def check(self, bookings: Sequence[Booking]) -> None:
+        """Raises Saturated where the bookings cannot be served even if everybody who may be waited for had ended."""
+        ...
+
+    @property
+    def waiting_cells(self) -> int:
+        """Cells of the common room that those who wait have asked for."""
         ...
 
     def grow(self, booking: Booking) -> None:
@@ -97,11 +113,16 @@ class Gate(Protocol):
         """Refuses everybody who waits, and everybody who comes later, with this error."""
         ...
 
+    def listen(self, on_room: Callable[[], None]) -> None:
+        """Has this called after each look at who waits: whoever comes after them may look for room then."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     ask: Ask
     lease: asyncio.Future[tuple[Lease, Booking]]
+    cells: int
 
     @property
     def has_left(self) -> bool:
@@ -117,16 +138,25 @@ class CellGate:
         self._drop = drop
         self._waiters: deque[_Waiter] = deque()
         self._leases = 0
+        self._clearing: set[asyncio.Future[None]] = set()
+        self._on_room: Callable[[], None] = _nothing
         self._closed: Callable[[], PolystemError] | None = None
 
     @property
     def waiting(self) -> int:
         return len(self._waiters)
 
+    @property
+    def waiting_cells(self) -> int:
+        return sum(waiter.cells for waiter in self._waiters if not waiter.has_left)
+
     async def admit(self, ask: Ask) -> Lease:
         self._check_open()
-        self._check_possible(ask())
-        waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
+        bookings = ask()
+        self.check(bookings)
+        if bookings[0].payer is not None and (granted := self._try(bookings)) is not None:
+            return granted[0]
+        waiter = _Waiter(ask, asyncio.get_running_loop().create_future(), _common_cells(bookings))
         self._waiters.append(waiter)
         self.advance()
         try:
@@ -136,10 +166,11 @@ class CellGate:
             raise
         return lease
 
-    def admit_nowait(self, ask: Ask) -> Lease:
+    def admit_nowait(self, ask: Ask, *, ahead: bool = False) -> Lease:
         self._check_open()
         bookings = ask()
-        granted = self._try(bookings) if not self._waiters else None
+        may_pass = ahead or not self._waiters or bookings[0].payer is not None
+        granted = self._try(bookings) if may_pass else None
         if granted is None:
             raise self._refusal(bookings[0])
         return granted[0]
@@ -148,9 +179,16 @@ class CellGate:
         dropped = self._make_room(booking)
         if dropped is None:
             raise self._refusal(booking)
-        self._drop([*dropped, *booking.take()])
+        self._clear([*dropped, *booking.take()])
+
+    def listen(self, on_room: Callable[[], None]) -> None:
+        self._on_room = on_room
 
     def advance(self) -> None:
+        self._let_in()
+        self._on_room()
+
+    def _let_in(self) -> None:
         while self._waiters:
             waiter = self._waiters[0]
             if waiter.has_left:
@@ -158,7 +196,8 @@ class CellGate:
                 continue
             bookings = waiter.ask()
             granted = self._try(bookings)
-            if granted is None and self._leases:
+            waiter.cells = _common_cells(bookings)
+            if granted is None and self._leases and self._may_wait(bookings):
                 return
             self._waiters.popleft()
             if granted is not None:
@@ -177,12 +216,18 @@ class CellGate:
         if self._closed is not None:
             raise self._closed()
 
-    def _check_possible(self, bookings: Sequence[Booking]) -> None:
-        """Refuses at once what could not be served even if every running turn had ended."""
-        for booking in bookings:
-            if self._ledger.best_case(booking.own, booking.spare, running_ends=True).holds(booking.room):
-                return
-        raise self._refusal(bookings[-1])
+    def check(self, bookings: Sequence[Booking]) -> None:
+        if not any(self._best_case(booking, running_ends=True).holds(booking.room) for booking in bookings):
+            raise self._refusal(bookings[-1] if bookings[0].payer is None else bookings[0])
+
+    def _may_wait(self, bookings: Sequence[Booking]) -> bool:
+        """Whether it is worth while: a window that has become full stands in nobody's way."""
+        if bookings[0].payer is None:
+            return True
+        return any(self._best_case(booking, running_ends=True).holds(booking.room) for booking in bookings)
+
+    def _best_case(self, booking: Booking, *, running_ends: bool) -> Room:
+        return self._ledger.best_case(booking.own, booking.spare, running_ends=running_ends, payer=booking.payer)
 
     def _try(self, bookings: Sequence[Booking]) -> tuple[Lease, Booking] | None:
         for booking in bookings:
@@ -190,25 +235,50 @@ class CellGate:
             if dropped is not None:
                 given_up = [*dropped, *booking.take()]
                 self._leases += 1
-                return Lease(self._end_lease, self._drop(given_up) if given_up else None), booking
+                own = [self._drop(given_up)] if given_up else []
+                return Lease(self._end_lease, (*own, *self._clearing)), booking
         return None
+
+    def _clear(self, holders: Sequence[Holder]) -> None:
+        """Whoever is admitted meanwhile waits until these are gone: it may have been booked on their cells."""
+        if holders:
+            done = self._drop(holders)
+            self._clearing.add(done)
+            done.add_done_callback(self._clearing.discard)
 
     def _make_room(self, booking: Booking) -> Sequence[Holder] | None:
         ledger = self._ledger
-        if ledger.bookable(booking.own).holds(booking.room):
+        if ledger.bookable(booking.own, booking.payer).holds(booking.room):
             return ()
-        if not ledger.best_case(booking.own, booking.spare, running_ends=False).holds(booking.room):
+        if not self._best_case(booking, running_ends=False).holds(booking.room):
             return None
-        dropped = ledger.reclaim(booking.room, booking.own, booking.spare)
-        assert ledger.bookable(booking.own).holds(booking.room)
+        dropped = ledger.reclaim(booking.room, booking.own, booking.spare, booking.payer)
+        assert ledger.bookable(booking.own, booking.payer).holds(booking.room)
         return dropped
 
-    def _refusal(self, booking: Booking) -> CellsExhausted | SequencesExhausted:
-        free = self._ledger.bookable(booking.own)
+    def _refusal(self, booking: Booking) -> Saturated:
+        free = self._ledger.bookable(booking.own, booking.payer)
+        window = self._ledger.windows.find(booking.payer)
+        reclaimed = self._best_case(booking, running_ends=False)
+        if window is not None and booking.room.cells > reclaimed.cells:
+            return self._window_full(booking, window, reclaimed.cells)
         if booking.room.cells <= free.cells and booking.room.sequences > free.sequences:
             return SequencesExhausted(limit=self._ledger.sequences_total)
         return CellsExhausted(
             needed_cells=booking.room.cells, free_cells=free.cells, total_cells=self._ledger.cells_total
+        )
+
+    def _window_full(self, booking: Booking, window: Window, free_cells: int) -> AllocationFull:
+        base_free_cells = self._ledger.best_case(None, (), running_ends=False).cells
+        return AllocationFull(
+            owner=window.session_id,
+            free_cells=max(0, free_cells),
+            window_cells=window.cells,
+            needed_cells=booking.room.cells,
+            base_free_cells=max(0, base_free_cells),
+            base_cells=self._ledger.cells_total,
+            largest_admissible_cells=self._ledger.windows.largest(base_free_cells - self.waiting_cells),
+            worker=booking.worker,
         )
 
     def _end_lease(self) -> None:
@@ -223,6 +293,11 @@ class CellGate:
             booking.undo()
             lease.give_back()
         self.advance()
+
+
+def _common_cells(bookings: Sequence[Booking]) -> int:
+    """What an ask would take of the common room at least."""
+    return min(booking.room.cells for booking in bookings) if bookings[0].payer is None else 0
 
 
 def _nothing() -> None:

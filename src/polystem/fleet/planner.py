@@ -1,7 +1,7 @@
 """Where a turn's cells come from: its session's branch, a pool, or nothing; and how many it must book.
 
 Pure arithmetic over the ledger. A turn books its prompt beyond what it shares plus its output reserve, so that
-shared + booked = prompt + reserve, and it never needs more than that.
+shared + booked = prompt + reserve, and it never needs more than that. Whose window pays for it is decided here too.
 """
 
 from __future__ import annotations
@@ -51,8 +51,38 @@ class Planner:
             raise ContextOverflow(
                 prompt_tokens=prompt_tokens, output_tokens=max_tokens or 0, context_tokens=context_tokens
             )
-        room = turn.output_limit_tokens = context_tokens - prompt_tokens
+        room = turn.output_limit_tokens = turn.context_room_tokens = context_tokens - prompt_tokens
         turn.reserve_tokens = min(self._settings.growth_reserve_tokens, room) if max_tokens is None else max_tokens
+
+    def payer(self, turn: Turn) -> str | None:
+        """The session whose window the turn's cells come out of; None where they come out of the common room.
+
+        Its own session's window, else that of whoever owns the pool that it names, else the one it ran in before.
+        """
+        session_id = turn.request.session_id
+        if session_id in self._ledger.windows:
+            return session_id
+        named = self.named_pool(turn)
+        if named is not None:
+            return named.payer
+        account = self.own_account(turn)
+        return None if account is None else account.payer
+
+    def check_window(self, turn: Turn) -> None:
+        """Raises ContextOverflow where the turn could not fit its session's window even if that were empty."""
+        session_id = turn.request.session_id
+        window = self._ledger.windows.find(session_id)
+        if session_id is None or window is None:
+            return
+        needed_cells = self.bookings(turn)[0].room.cells
+        if needed_cells > window.cells:
+            output_tokens = turn.request.max_tokens or 0
+            raise ContextOverflow(
+                prompt_tokens=needed_cells - turn.reserve_tokens,
+                output_tokens=output_tokens,
+                context_tokens=window.cells,
+                window_of=session_id,
+            )
 
     def check_pool(self, path: TokenPath, context_tokens: int) -> None:
         """Raises ContextOverflow where no prompt could be longer than the pool."""
@@ -103,8 +133,15 @@ class Planner:
             turn.reserve_tokens += more
             return ()
 
-        room = Room(account.booked_cells + more, 0)
-        return Booking(room=room, take=take, undo=_nothing, own=account.branch, spare=frozenset({account.branch}))
+        return Booking(
+            room=Room(account.booked_cells + more, 0),
+            take=take,
+            undo=_nothing,
+            own=account.branch,
+            spare=frozenset({account.branch}),
+            payer=account.payer,
+            worker=account.payer != turn.request.session_id,
+        )
 
     def _best_share(self, turn: Turn) -> Share:
         """What a pool lends to the turn, as far as its request lets it."""
@@ -135,23 +172,31 @@ class Planner:
 
     def _continuation(self, turn: Turn, account: Account, kept: int) -> Booking:
         shared = min(account.shared_tokens, kept)
-        booked = len(turn.path) + turn.reserve_tokens - shared
+        payer = self.payer(turn)
+        booked = self._booked_cells(turn, shared, payer)
 
         def take() -> Sequence[Holder]:
             # The engine cuts the branch when the turn opens; until then the account answers for it as it is.
             turn.kept_tokens, turn.opens_branch = kept, False
-            self._seat(turn, account, booked, Placement(branch=account.branch))
+            self._seat(turn, account, booked, Placement(branch=account.branch), payer)
             return ()
 
         def undo() -> None:
             account.running, account.booked_cells = False, 0
 
-        spare = frozenset({account.branch})
-        room = Room(max(booked, account.tokens - shared), 0)
-        return Booking(room=room, take=take, undo=undo, own=account.branch, spare=spare)
+        return Booking(
+            room=Room(max(booked, account.tokens - shared), 0),
+            take=take,
+            undo=undo,
+            own=account.branch,
+            spare=frozenset({account.branch}),
+            payer=payer,
+            worker=payer != turn.request.session_id,
+        )
 
     def _fresh(self, turn: Turn, old: Account | None, share: Share) -> Booking:
-        booked = len(turn.path) + turn.reserve_tokens - share.tokens
+        payer = self.payer(turn)
+        booked = self._booked_cells(turn, share.tokens, payer)
         branch = self._new_branch()
 
         def take() -> Sequence[Holder]:
@@ -161,7 +206,7 @@ class Planner:
             account.borrow(share.pool, share.tokens)
             turn.kept_tokens, turn.opens_branch = share.tokens, True
             source = share.pool.branch if share.pool is not None and share.tokens else None
-            self._seat(turn, account, booked, Placement(branch, source, share.tokens))
+            self._seat(turn, account, booked, Placement(branch, source, share.tokens), payer)
             return () if old is None else (old,)
 
         return Booking(
@@ -170,11 +215,25 @@ class Planner:
             undo=lambda: self._ledger.close(branch),
             own=None if old is None else old.branch,
             spare=frozenset() if share.pool is None else frozenset({share.pool.branch}),
+            payer=payer,
+            worker=payer != turn.request.session_id,
         )
 
-    def _seat(self, turn: Turn, account: Account, booked_cells: int, placement: Placement) -> None:
+    def _booked_cells(self, turn: Turn, shared_tokens: int, payer: str | None) -> int:
+        """What the turn books; where it may say as much as it likes, a window is where it ends."""
+        prompt_cells = len(turn.path) - shared_tokens
+        window = self._ledger.windows.find(payer)
+        if turn.request.max_tokens is None:
+            room = turn.context_room_tokens
+            room = room if window is None else max(1, min(room, window.cells - prompt_cells))
+            turn.output_limit_tokens = room
+            turn.reserve_tokens = min(self._settings.growth_reserve_tokens, room)
+        return prompt_cells + turn.reserve_tokens
+
+    def _seat(self, turn: Turn, account: Account, booked_cells: int, placement: Placement, payer: str | None) -> None:
         account.running = True
         account.booked_cells = booked_cells
+        account.session_id, account.payer = turn.request.session_id, payer
         turn.account, turn.placement, turn.epoch = account, placement, self._ledger.epoch
         if turn.session is not None:
             turn.session.branch = account.branch

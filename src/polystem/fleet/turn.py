@@ -69,6 +69,8 @@ class Turn:
     """A turn in progress: iterate over it for its deltas. `attach` and `prompt` are known once it is entered.
 
     `verdict` is what the floor gate said when it let the turn in, None where the fleet has no such gate.
+    `payer` is the session whose window its cells come out of, None where they come out of the common room, and
+    `context_window_cells` that window, or the context where there is none; both are known once it is entered.
     `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more.
     """
 
@@ -84,7 +86,10 @@ class Turn:
         self.session: Session | None = None
         self.account: Account | None = None
         self.placement: Placement | None = None
+        self.payer: str | None = None
+        self.context_window_cells = 0
         self.reserve_tokens = 0
+        self.context_room_tokens = 0
         self.output_limit_tokens = 0
         self.kept_tokens = 0
         self.opens_branch = False

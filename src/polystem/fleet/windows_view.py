@@ -41,9 +41,9 @@ class WindowView:
 class PressureView:
     """Who was refused in the last `window_s` seconds for want of cells.
 
-    `peak` is all that was asked for, `needed` what was missing of it beside the windows, `min_needed` what was missing
-    of the least that would have done; both are 0 where a session's own window was full. `last_refusal_at` is in
-    seconds since 1970, None where there never was one. `idle_resident` counts cells of idle sessions, which can be had.
+    `peak` is what was asked for, `needed` what the common room had to give for it, `min_needed` the least that would
+    have done; both are 0 where only sessions' own windows were full. `last_refusal_at` is in seconds since 1970, None
+    where there never was one. `idle_resident` counts cells of idle sessions, which can be had.
     """
 
     window_s: float
