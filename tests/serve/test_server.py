@@ -145,3 +145,12 @@ def test_port_0_picks_a_free_port_that_the_url_names() -> None:
         url = url_of(listener)
         assert url == f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert not url.endswith(":0")
+
+
+def test_the_system_probes_connections_whose_client_may_have_vanished() -> None:
+    with listen(ServeSettings(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+            if hasattr(socket, "TCP_KEEPIDLE"):
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60

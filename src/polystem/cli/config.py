@@ -91,6 +91,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_body_bytes", "serve", "max_body_bytes", "whole"),
     Setting("request_timeout_s", "serve", "request_timeout_s", "seconds"),
     Setting("drain_grace_s", "serve", "drain_grace_s", "seconds"),
+    Setting("sse_ping_interval_s", "serve", "ping_interval_s", "seconds"),
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 

@@ -148,6 +148,14 @@ GraceFlag = Annotated[
     float | None,
     typer.Option(help="How long running requests may go on at the end.", show_default=f"{SERVE.drain_grace_s:g}"),
 ]
+PingFlag = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Longest silence of a stream that asks to be kept alive; 0 sends no comments.",
+        show_default=f"{SERVE.ping_interval_s:g}",
+    ),
+]
 LogFlag = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error.", show_default="warning")
 ]
@@ -189,6 +197,7 @@ def serve(
     max_body_bytes: BodyFlag = None,
     request_timeout_s: TimeoutFlag = None,
     drain_grace_s: GraceFlag = None,
+    sse_ping_interval_s: PingFlag = None,
     log_level: LogFlag = None,
     config: ConfigFlag = None,
 ) -> None:

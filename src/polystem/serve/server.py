@@ -28,6 +28,7 @@ BACKLOG = 512
 FLUSH_S = 5
 CUT_S = 1
 KEEP_ALIVE_S = 75  # agents come back after a tool call; a connection that was closed meanwhile costs them a retry
+TCP_PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,12 +47,26 @@ def listen(settings: ServeSettings) -> socket.socket:
     address = (settings.host, settings.port)
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        listener = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as exc:
         raise ConfigError(
             f"cannot listen on {settings.host} port {settings.port}: {exc.strerror or exc}",
             hint="give another --port (0 picks a free one) or --host",
         ) from exc
+    keep_probing(listener)
+    return listener
+
+
+def keep_probing(listener: socket.socket) -> None:
+    """Lets the system probe silent connections: one whose client vanished without a word ends within minutes.
+
+    Connections inherit this from their listener.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TCP_PROBES.items():
+        option = getattr(socket, name, None)  # the names differ between systems
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def url_of(listener: socket.socket) -> str:
