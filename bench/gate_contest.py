@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from bench.gate_disturbed import disturbance
 from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, outcome_of
 from bench.gate_load import LIMIT_S, Arm, ArmRun, Load, Machine, run_arm
-from bench.gate_rules import MeasuredMean
 from bench.record import tell
+from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.fleet import FloorSettings
 from polystem.harness.intervals import abba

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.cli.config import SETTINGS, ServeCommand, model_path, read_serve_command
 from polystem.engine.llama import LlamaSettings
@@ -237,3 +238,13 @@ def test_the_page_shows_the_defaults_that_hold(repository: Path) -> None:
             default = next(each.default for each in fields(UNITS[setting.unit]) if each.name == setting.field)
             if isinstance(default, str | int | float) and not isinstance(default, bool):
                 assert told[setting.name] == f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def test_another_rule_for_newcomers_is_named_and_needs_a_floor() -> None:
+    command = read_serve_command({"admission_rule": "measured-mean", "floor_tps": 9.0}, environment={})
+    assert isinstance(command.floor.rule, MeasuredMean)
+    assert read_serve_command({"floor_tps": 9.0}, environment={}).floor.rule is None
+    with pytest.raises(ConfigError, match="goes by a floor, but there is none"):
+        read_serve_command({"admission_rule": "measured-mean"}, environment={})
+    with pytest.raises(ConfigError, match="admission_rule 'mean' is unknown; give floor or measured-mean"):
+        read_serve_command({"admission_rule": "mean", "floor_tps": 9.0}, environment={})

@@ -13,7 +13,9 @@ import pytest
 
 from polystem.cli.main import run
 from polystem.harness.record import read_record
-from tests.harness.courier_server import CourierServer, said_text
+from polystem.harness.world import Call, draw_packages
+from tests.engine.remote.raw_server import Raw
+from tests.harness.courier_server import Body, CourierServer, right_call, said, said_text
 
 QUICK = ["--packages", "2", "--steps", "3", "--prefix-tokens", "1500", "--tool-delay-s", "0:0"]
 
@@ -67,6 +69,39 @@ def test_a_run_that_drops_a_package_exits_with_1(tmp_path: Path, capsys: pytest.
     assert "Not all delivered: pooled 0 of 2 (dropped: loop 2)." in capsys.readouterr().out
 
 
+def test_a_number_of_another_package_fails_the_run_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, other = draw_packages(0, 2, 3)
+    stolen = said(Call("collect", {"package_id": other.package_id}))
+
+    def once_crossed(body: Body, _number: int) -> Raw:
+        first_turn = len(body["messages"]) == 2
+        return (
+            stolen
+            if first_turn and mine.package_id in body["messages"][1]["content"]
+            else said(right_call(body["messages"]))
+        )
+
+    out = tmp_path / "crossed"
+    with in_background(CourierServer(chat=once_crossed)) as url:
+        assert run(["courier", "run", "--base-url", url, "--out", str(out), *QUICK]) == 6
+    told = capsys.readouterr().err
+    assert f"CROSS-TALK: arm pooled, package 0 ({mine.package_id}), turn 0, step 0" in told
+    assert f"that belongs to package 1 ({other.package_id})" in told
+    assert f"asked collect(package_id={mine.package_id}), came collect" in told
+
+
+def test_a_dropped_package_is_told_with_its_turn_and_what_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_background(CourierServer(chat=lambda _body, _number: said_text("no"))) as url:
+        assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "d"), *QUICK]) == 1
+    (mine, _) = draw_packages(0, 2, 3)
+    assert (
+        f"dropped: arm pooled, package 0 ({mine.package_id}), loop in turn 2, after 0 of 3 steps: "
+        f"asked collect(package_id={mine.package_id}), came no tool call in 'no'"
+    ) in capsys.readouterr().err
+
+
 def test_a_record_is_not_overwritten_unasked(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["courier", "run", "--base-url", url, "--out", str(tmp_path), *QUICK]
     assert run(arguments) == 0
@@ -90,11 +125,20 @@ def test_a_run_that_cannot_begin_leaves_no_older_figures(
         (["--packages", "0"], "packages is 0; it must be at least 1"),
         (["--steps", "1"], "steps is 1; it must be at least 2"),
         (["--tool-delay-s", "slow"], "--tool-delay-s is 'slow'; write LOW:HIGH"),
+        (["--tool-delay-s", "pareto:0:1"], "--tool-delay-s is 'pareto:0:1'; write pareto:LEAST:ALPHA"),
+        (["--arm", "pooled-static"], "arm is 'pooled-static'; it must be one of pooled, pooled-nogate"),
+        (["--arm", "legacy-gate"], "the arm legacy-gate lets workers in by a floor, but there is none"),
+        (["--floor-tps", "0"], "floor_tps is 0; it must be a number more than 0"),
+        (["--arrivals", "poisson:0"], "--arrivals is 'poisson:0'; write burst, poisson:RATE"),
+        (["--arrivals", "closed:2", "--concurrency", "3"], "--concurrency changes nothing with --arrivals closed:2"),
+        (["--foreign", "0@3"], "--foreign is '0@3'; write STREAMS"),
+        (["--growth", "5"], "--growth changes nothing in mode model"),
+        (["--mode", "replay", "--growth", "0.5"], "growth is 0.5; it must be at least 1"),
         (["--turn-tokens", "9:3"], "turn_tokens is 9:3; it must be LOW:HIGH"),
         (["--turn-limit-s", "0"], "turn_limit_s is 0; it must be a number more than 0"),
         (["--turn-limit-s", "nan"], "turn_limit_s is nan; it must be a number more than 0"),
         (["--retry-limit-s", "nan"], "retry_limit_s is nan; it must be at least 0"),
-        (["--tool-delay-s", "nan"], "tool_delay_s is nan:nan; it must be LOW:HIGH"),
+        (["--tool-delay-s", "nan"], "--tool-delay-s is 'nan'; its numbers must be finite"),
         (
             ["--order-tokens", "9"],
             "--order-tokens changes nothing in mode model\nhint: leave it out, or add --mode replay",
@@ -111,11 +155,11 @@ def test_a_setting_out_of_range_is_named(
     assert f"error: {complaint}" in capsys.readouterr().err
 
 
-def test_the_arm_pooled_is_refused_by_a_plain_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_with_sessions_are_refused_by_a_plain_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with in_background(CourierServer(pools=False)) as url:
         assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "p"), *QUICK]) == 2
-        assert "hint: use --arm naive, or a polystem server" in capsys.readouterr().err
-        arguments = ["--arm", "naive", "--prefix-tokens", "600"]
+        assert "hint: use --arm plain, or a polystem server" in capsys.readouterr().err
+        arguments = ["--arm", "plain", "--prefix-tokens", "600"]
         assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "n"), *QUICK, *arguments]) == 0
 
 
@@ -131,7 +175,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().err
     assert "polystem serve ended with exit code" in told
     assert "missing.gguf" in told
-    assert f"hint: read {tmp_path / 'x' / 'server.log'}" in told
+    assert f"hint: read {tmp_path / 'x' / 'server-pooled.log'}" in told
 
 
 def test_a_report_is_written_and_its_path_printed(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,17 +84,28 @@ async def test_both_arms_do_the_same_work_and_only_one_names_a_pool(tmp_path: Pa
 
 async def test_a_plain_server_gets_no_field_that_it_may_not_know(tmp_path: Path) -> None:
     server = CourierServer(pools=False)
-    record = await ran(server, tmp_path, replace(SETTINGS, arms=("naive",), prefix_tokens=600))
-    assert summarise(record, "naive").delivered == 3
+    record = await ran(server, tmp_path, replace(SETTINGS, arms=("plain",), prefix_tokens=600))
+    assert summarise(record, "plain").delivered == 3
     assert not {"session_id", "pool_id", "return_token_ids"} & server.chats[0].keys()
     assert record.manifest.prefix_counted_by == "estimate"
     assert abs(record.manifest.prefix_tokens - 600) <= 5
-    assert summarise(record, "naive").cells is None
+    assert summarise(record, "plain").cells is None
 
 
-async def test_pools_are_not_pretended_on_a_plain_server(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no pools"):
-        await ran(CourierServer(pools=False), tmp_path)
+@pytest.mark.parametrize("arm", ["pooled", "naive"])
+async def test_sessions_and_pools_are_not_pretended_on_a_plain_server(tmp_path: Path, arm: str) -> None:
+    with pytest.raises(ConfigError, match="has no pools") as caught:
+        await ran(CourierServer(pools=False), tmp_path, replace(SETTINGS, arms=(arm,)))
+    assert caught.value.hint == "use --arm plain, or a polystem server"
+
+
+async def test_a_polystem_server_can_be_measured_as_any_other(tmp_path: Path) -> None:
+    server = CourierServer()
+    record = await ran(server, tmp_path, replace(SETTINGS, arms=("plain",)))
+    assert summarise(record, "plain").delivered == 3
+    assert not {"session_id", "pool_id"} & server.chats[0].keys()
+    assert not server.pool_lengths
+    assert not server.closed
 
 
 @dataclass
@@ -135,6 +146,48 @@ async def test_a_package_is_dropped_for_its_cause(tmp_path: Path, answers: list[
     assert (package.outcome, package.cause, package.errors) == ("dropped", cause, errors)
     assert package.detail
     assert summarise(record, "pooled").delivered == 0
+
+
+async def test_a_number_of_another_package_ends_the_trip_and_is_told_with_both(tmp_path: Path) -> None:
+    crossed = said(Call("collect", {"package_id": OTHER.package_id}))
+    record = await ran(CourierServer(chat=Stubborn([crossed])), tmp_path, replace(SETTINGS, concurrency=1))
+    package = record.of(PackageRow, "pooled")[0]
+    assert (package.cause, package.errors, package.failed_turn) == ("cross_talk", 1, 0)
+    assert package.asked == f"collect(package_id={MINE.package_id})"
+    assert OTHER.package_id in package.came
+    call = record.of(ToolRow, "pooled")[0]
+    assert (call.cause, call.other_package, call.asked) == ("cross_talk", OTHER.index, package.asked)
+    assert summarise(record, "pooled").crossed == 2, "package 1 asks for its own id"
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "came"),
+    [
+        (said_text("I would rather not"), "loop", "no tool call in 'I would rather not'"),
+        (said(Call("drive", {"hub": "Elm"})), "loop", 'drive {"hub":"Elm"}'),
+        (said_text("and on", "length"), "length_cap", "'and on', and no end"),
+        (refused(504), "timeout", "full for now (HTTP 504)"),
+    ],
+)
+async def test_a_drop_says_which_turn_what_was_asked_and_what_came(
+    tmp_path: Path, answer: Raw, cause: str, came: str
+) -> None:
+    record = await ran(CourierServer(chat=Stubborn([answer])), tmp_path, ONE)
+    package = record.of(PackageRow, "pooled")[0]
+    assert (package.cause, package.asked, package.came) == (cause, f"collect(package_id={MINE.package_id})", came)
+    assert package.failed_turn == package.turns - 1
+
+
+async def test_equal_transcripts_have_equal_hashes_whatever_the_calls_are_called(tmp_path: Path) -> None:
+    def renamed(body: Body, number: int) -> Raw:
+        answer = said(right_call(body["messages"]))
+        pieces = tuple(piece.replace(b"call_0", f"call_x{number}".encode()) for piece in answer.pieces)
+        return replace(answer, pieces=pieces)
+
+    records = [await ran(CourierServer(), tmp_path, ONE), await ran(CourierServer(chat=renamed), tmp_path, ONE)]
+    other = await ran(CourierServer(), tmp_path, replace(ONE, seed=1))
+    hashes = [each.of(PackageRow, "pooled")[0].transcript_sha256 for each in (*records, other)]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 async def test_a_wrong_call_is_answered_and_the_package_goes_on(tmp_path: Path) -> None:
@@ -246,7 +299,7 @@ async def test_a_replay_notices_a_server_that_stops_early(tmp_path: Path) -> Non
 
 
 async def test_a_replay_needs_a_server_that_tokenizes(tmp_path: Path) -> None:
-    settings = replace(ONE, mode="replay", arms=("naive",))
+    settings = replace(ONE, mode="replay", arms=("plain",))
     with pytest.raises(ConfigError, match="no /tokenize") as caught:
         await ran(CourierServer(pools=False, tokenizes=False), tmp_path, settings)
     assert caught.value.hint == "use --mode model"

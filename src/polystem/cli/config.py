@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from platformdirs import user_state_path
 
+from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.engine.llama import LlamaSettings
 from polystem.engine.tools import TOOL_FORMATS
@@ -33,6 +34,7 @@ OTHER_COMMANDS = tuple(f"{PREFIX}{command}_" for command in ("CAPACITY", "COURIE
 BUNDLED_MODEL = "bundled"
 BUNDLED_FILE = "courier-nano-f16.gguf"
 NO_STORE = "none"
+FLOOR_RULE, MEASURED_MEAN = "floor", "measured-mean"
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -81,6 +83,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("place_kept_s", "gate", "place_kept_s", "seconds"),
     Setting("session_ttl_s", "gate", "session_ttl_s", "seconds"),
     Setting("admit_wait_s", "floor", "admit_wait_s", "seconds"),
+    Setting("admission_rule", "floor", "rule", "text"),
     Setting("store", "command", "store", "text"),
     Setting("host", "serve", "host", "text"),
     Setting("port", "serve", "port", "whole"),
@@ -157,7 +160,23 @@ def _floor_of(by_unit: Mapping[Unit, Mapping[str, Any]], request_timeout_s: floa
             hint="lower --admit-wait-s or raise --request-timeout-s",
             param="admit_wait_s",
         )
-    return FloorSettings(gate=gate, admit_wait_s=admit_wait_s)
+    rule = _rule(by_unit["floor"].get("rule", FLOOR_RULE), gate.policy.floor_tps)
+    return FloorSettings(gate=gate, admit_wait_s=admit_wait_s, rule=rule)
+
+
+def _rule(name: str, floor_tps: float | None) -> MeasuredMean | None:
+    """What decides about newcomers; None is the floor gate's own. Raises ConfigError."""
+    if name not in (FLOOR_RULE, MEASURED_MEAN):
+        raise ConfigError(
+            f"admission_rule '{name}' is unknown; give {FLOOR_RULE} or {MEASURED_MEAN}", param="admission_rule"
+        )
+    if name == FLOOR_RULE:
+        return None
+    if floor_tps is None:
+        raise ConfigError(
+            f"admission_rule {name} goes by a floor, but there is none", hint="add --floor-tps", param="admission_rule"
+        )
+    return MeasuredMean()
 
 
 def store_path(store: str | None, port: int) -> Path | None:

@@ -94,6 +94,14 @@ IdleFlag = Annotated[
         metavar="S", help="How long a worker may stay away between turns.", show_default=f"{GATE.session_ttl_s:g}"
     ),
 ]
+RuleFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="floor, or measured-mean: a gate without a model, to compare with.",
+        show_default="floor",
+    ),
+]
 StoreFlag = Annotated[
     str | None,
     typer.Option(
@@ -189,6 +197,7 @@ def serve(
     max_workers: WorkersFlag = None,
     queue_limit: QueueFlag = None,
     session_ttl_s: IdleFlag = None,
+    admission_rule: RuleFlag = None,
     store: StoreFlag = None,
     api_key: KeyFlag = None,
     api_key_file: KeyFileFlag = None,

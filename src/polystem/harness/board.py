@@ -5,15 +5,16 @@ Knows no server. Invariant: live = queued + decoding + tools.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from polystem.harness.server_facts import CellCounts
+from polystem.harness.server_facts import CellCounts, GateCounts
 
 __all__ = ["Board", "Phase"]
 
 Phase: TypeAlias = Literal["queued", "decoding", "tools"]
+ENDED_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -30,8 +31,18 @@ class Board:
     dropped: int = 0
     retries: int = 0
     cells: CellCounts = field(default_factory=CellCounts)
+    gate: GateCounts = field(default_factory=GateCounts)
     at_s: float = 0.0
+    ended: deque[int] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
 
     def counts(self) -> Counter[Phase]:
         """How many live agents are in each phase."""
         return Counter(self.phases.values())
+
+    def might_leak(self, other: int) -> bool:
+        """Whether another package's words may lie in some cache of the server: it is live, or ended not long ago.
+
+        In a run of thousands most numbers of four digits are some package's door code. A wrong code that belongs to one
+        that was over long before, or that has not begun, is a wrong code and no more.
+        """
+        return self.packages <= 2 * ENDED_KEPT or other in self.phases or other in self.ended

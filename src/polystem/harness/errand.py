@@ -6,13 +6,17 @@ Knows no server.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypedDict
+from hashlib import sha256
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypedDict, cast
+
+import orjson
 
 from polystem.harness.world import Job, Package
 from polystem.messages import ToolCall
 
-__all__ = ["DropCause", "Errand", "Mode", "TripState", "TripUpdate", "opening_state"]
+__all__ = ["DropCause", "Errand", "Mode", "TripState", "TripUpdate", "opening_state", "transcript_sha256"]
 
 DropCause: TypeAlias = Literal[
     "parse",
@@ -32,7 +36,7 @@ class TripState(TypedDict):
 
     `transcript` grows: messages in mode model, token ids in mode replay. `pending` are calls that wait for the tools
     node. `wrong_calls` holds the wrong calls since the last right one. A trip is over once it is delivered or has a
-    cause.
+    cause; `asked` and `came` then say what was due and what came instead.
     """
 
     transcript: Annotated[list[Any], operator.add]
@@ -44,6 +48,8 @@ class TripState(TypedDict):
     delivered: bool
     cause: DropCause | None
     detail: str
+    asked: str
+    came: str
 
 
 class TripUpdate(TypedDict, total=False):
@@ -58,6 +64,8 @@ class TripUpdate(TypedDict, total=False):
     delivered: bool
     cause: DropCause | None
     detail: str
+    asked: str
+    came: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +108,20 @@ def opening_state(errand: Errand) -> TripState:
         delivered=False,
         cause=None,
         detail="",
+        asked="",
+        came="",
     )
+
+
+def transcript_sha256(transcript: Sequence[Any]) -> str:
+    """Over all that was read and said; ids of calls are left out, since a server draws them anew each time."""
+    return sha256(orjson.dumps([_without_ids(entry) for entry in transcript])).hexdigest()
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        entries = cast("dict[str, Any]", value).items()
+        return {name: _without_ids(entry) for name, entry in entries if name not in ("id", "tool_call_id")}
+    if isinstance(value, list):
+        return [_without_ids(entry) for entry in cast("list[Any]", value)]
+    return value

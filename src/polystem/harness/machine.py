@@ -12,10 +12,12 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import psutil
+
 from polystem import __version__
 from polystem.engine.machine import this_machine
 
-__all__ = ["machine_facts", "version_facts"]
+__all__ = ["cpu_spent_s", "machine_facts", "version_facts"]
 
 PACKAGES = ("langgraph", "langchain-core", "aiohttp", "llama-cpp-python")
 
@@ -34,3 +36,9 @@ def version_facts(more: Sequence[str] = ()) -> dict[str, Any]:
         with suppress(PackageNotFoundError):
             facts[package] = version(package)
     return facts
+
+
+def cpu_spent_s() -> float:
+    """Processor time that this process has taken since it began, without its children's."""
+    times = psutil.Process().cpu_times()
+    return float(times.user + times.system)

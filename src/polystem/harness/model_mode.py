@@ -12,7 +12,7 @@ from typing import Any, cast
 import orjson
 
 from polystem.engine.remote import Answer, RemoteClient
-from polystem.harness.desk import ToolDesk
+from polystem.harness.desk import ToolDesk, call_text
 from polystem.harness.errand import DropCause, Errand, TripState, TripUpdate
 from polystem.harness.settings import CourierSettings
 from polystem.harness.turns import TurnFailed, TurnKey, TurnTaker
@@ -66,15 +66,18 @@ class ModelMode:
         try:
             answer = await self._turns.take(key, self._sender(state, errand))
         except TurnFailed as failure:
-            return {"turn": state["turn"] + 1, "cause": failure.cause, "detail": failure.detail}
+            ended: TripUpdate = {"cause": failure.cause, "detail": failure.detail, "came": failure.detail}
+            return {"turn": state["turn"] + 1, "asked": str(errand.job.expected()), **ended}
         update: TripUpdate = {"turn": state["turn"] + 1, "pending": list(answer.tool_calls)}
         if answer.finish_reason == "length":
             detail = f"turn {state['turn']} reached max_tokens {self._settings.max_output_tokens}"
-            return {**update, "cause": "length_cap", "detail": detail}
+            spoken = answer.text[:80] or " ".join(map(call_text, answer.tool_calls))
+            told: TripUpdate = {"asked": str(errand.job.expected()), "came": f"{spoken!r}, and no end"}
+            return {**update, **told, "cause": "length_cap", "detail": detail}
         if answer.tool_calls:
             return {**update, "transcript": [_said(answer)]}
         nudge = {"role": "user", "content": f"Error: no tool call. {state['next_text']}"}
-        spoiled = self._spoiled(state, "parse", f"no tool call in {answer.text[:80]!r}")
+        spoiled = self._spoiled(state, errand, "parse", f"no tool call in {answer.text[:80]!r}")
         return {**update, **spoiled, "transcript": [_said(answer), nudge]}
 
     def _sender(self, state: TripState, errand: Errand) -> Callable[[Callable[[], None]], Any]:
@@ -88,7 +91,8 @@ class ModelMode:
     async def tools(self, state: TripState, errand: Errand) -> TripUpdate:
         """Runs the first call; any more in the same turn are refused, since a turn has one call."""
         call, *more = state["pending"]
-        result = await self._desk.run(call.name, errand, state, lambda: _applied(call, errand, state))
+        due = str(errand.job.expected())
+        result = await self._desk.run(call, errand, state, lambda: _applied(call, errand, state))
         messages = [_result_message(call, result.text)]
         messages += [_result_message(extra, "Error: one call a turn.") for extra in more]
         update: TripUpdate = {"transcript": messages, "pending": [], "next_text": _next_of(result.text)}
@@ -96,14 +100,25 @@ class ModelMode:
             return {**update, "delivered": True}
         if result.ok and not more:
             return {**update, "wrong_calls": []}
+        if result.cause == "cross_talk":
+            return {**update, **self._crossed(state, due, call, result)}
         wrong = more[0] if result.ok else call
         cause = cast("DropCause", (None if result.ok else result.cause) or ("wrong_tool" if result.ok else "parse"))
-        return {**update, **self._spoiled(state, cause, f"{wrong.name} {wrong.arguments_json[:200]}")}
+        return {**update, **self._spoiled(state, errand, cause, call_text(wrong), due=due)}
 
-    def _spoiled(self, state: TripState, cause: DropCause, what: str) -> TripUpdate:
+    def _crossed(self, state: TripState, due: str, call: ToolCall, result: ToolResult) -> TripUpdate:
+        """Another package's number ends the trip at once: the model read what was not its own."""
+        detail = f"an argument belongs to package {result.other}"
+        ended: TripUpdate = {"cause": "cross_talk", "detail": detail, "asked": due, "came": call_text(call)}
+        return {**ended, "errors": state["errors"] + 1}
+
+    def _spoiled(
+        self, state: TripState, errand: Errand, cause: DropCause, what: str, *, due: str | None = None
+    ) -> TripUpdate:
         """Counts an error; the trip ends at the limit, or where the same wrong call came three times in a row."""
         errors, wrong_calls = state["errors"] + 1, [*state["wrong_calls"], what]
         update: TripUpdate = {"errors": errors, "wrong_calls": wrong_calls}
+        update |= {"asked": str(errand.job.expected()) if due is None else due, "came": what}
         last = wrong_calls[-LOOP_CALLS:]
         if len(last) == LOOP_CALLS and len(set(last)) == 1:
             return {**update, "cause": "loop", "detail": f"{LOOP_CALLS} times {what}"}

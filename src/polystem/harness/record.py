@@ -37,6 +37,7 @@ __all__ = [
     "Record",
     "RecordWriter",
     "built",
+    "json_object",
     "read_file",
     "read_record",
     "write_manifest",
@@ -126,6 +127,21 @@ def read_file(path: Path) -> bytes:
         raise RecordError(
             f"cannot read {path}: {exc.strerror or exc}", hint="name the folder that `polystem courier run --out` wrote"
         ) from exc
+
+
+def json_object(path: Path, *, kind: str, version: int) -> dict[str, Any]:
+    """The object in a file beside a record, without its version and kind. Raises RecordError."""
+    try:
+        body = orjson.loads(read_file(path))
+    except orjson.JSONDecodeError as exc:
+        raise RecordError(f"{path} is damaged: not JSON ({exc})", hint=f"write the {kind} again") from exc
+    values = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    if values.pop("kind", None) != kind:
+        raise RecordError(f"{path} is no {kind} of a courier")
+    found = values.pop("v", None)
+    if found != version:
+        raise RecordError(f"{path} has version {found}; this polystem reads {version}", hint="upgrade polystem")
+    return values
 
 
 def _rows(lines: Iterable[bytes], path: Path) -> Iterator[Row]:

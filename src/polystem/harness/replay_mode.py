@@ -43,7 +43,9 @@ def draw_plan(prefix: Prefix, package: Package, settings: CourierSettings) -> Re
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(dice.choices(prefix.token_ids, k=count))
 
-    results = tuple(tokens(dice.randint(*settings.result_tokens)) for _ in range(package.steps))
+    results = tuple(
+        tokens(settings.result_length(dice.randint(*settings.result_tokens), step)) for step in range(package.steps)
+    )
     return ReplayPlan(tokens(settings.order_tokens), results, tuple(tokens(count) for count in package.turn_tokens))
 
 
@@ -86,15 +88,17 @@ class ReplayMode:
         step = errand.job.taken
         wanted_tokens = errand.package.turn_tokens[step]
         prompt = [*self._prefix.token_ids, *state["transcript"]]
+        asked = f"{wanted_tokens} tokens after {len(prompt)}"
         update: TripUpdate = {"turn": state["turn"] + 1}
         try:
             sender = self._sender(prompt, wanted_tokens, errand)
             answer = await self._turns.take(TurnKey(errand.package.index, state["turn"], step), sender)
         except TurnFailed as failure:
-            return {**update, "cause": failure.cause, "detail": failure.detail}
+            ended: TripUpdate = {"cause": failure.cause, "detail": failure.detail, "came": failure.detail}
+            return {**update, **ended, "asked": asked}
         complaint = _count_complaint(answer, len(prompt), wanted_tokens)
         if complaint is not None:
-            return {**update, "cause": "engine_error", "detail": complaint}
+            return {**update, "cause": "engine_error", "detail": complaint, "asked": asked, "came": complaint}
         planned = self._plans[errand.package.index].spoken[step]
         said = answer.token_ids if len(answer.token_ids) == wanted_tokens else planned
         call = errand.job.expected()
@@ -113,7 +117,8 @@ class ReplayMode:
         """Takes the planned step and adds the planned result."""
         call, step = errand.job.expected(), errand.job.taken
         assert call is not None
-        result = await self._desk.run(call.name, errand, state, lambda: errand.job.apply(call.name, call.arguments))
+        made = ToolCall("", call.name, "{}")
+        result = await self._desk.run(made, errand, state, lambda: errand.job.apply(call.name, call.arguments))
         tokens = self._plans[errand.package.index].results[step]
         return {"transcript": list(tokens), "pending": [], "delivered": result.done}
 

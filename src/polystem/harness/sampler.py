@@ -1,4 +1,4 @@
-"""Samples the fleet at a fixed pace: agents from the board, cells from the server.
+"""Samples the fleet at a fixed pace: agents from the board, cells and gate from the server.
 
 Knows no metric. A sample that the server does not answer has no cells; the run goes on.
 """
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from polystem.clock import Clock
-from polystem.errors import PolystemError
+from polystem.errors import NotFound, PolystemError
 from polystem.harness.board import Board
 from polystem.harness.record import RecordWriter
 from polystem.harness.rows import SampleRow
-from polystem.harness.server_facts import CellCounts, ControlPlane
+from polystem.harness.server_facts import CellCounts, ControlPlane, GateCounts
 
 __all__ = ["FleetSampler"]
 
@@ -40,6 +40,7 @@ class FleetSampler:
         self._board = board
         self._every_s = every_s
         self._on_sample = on_sample
+        self._before: tuple[float, int] | None = None
 
     async def run(self) -> None:
         """Samples until it is cancelled; the pace does not drift."""
@@ -51,9 +52,9 @@ class FleetSampler:
 
     async def sample(self) -> None:
         """One sample. Its agents are counted when the cells are known, so that both are of one moment."""
-        cells = await self._cells()
+        cells, gate = await self._asked()
         counts, at_s = self._board.counts(), round(self._clock.now_s() - self._began_s, 6)
-        self._board.cells, self._board.at_s = cells, at_s
+        self._board.cells, self._board.gate, self._board.at_s = cells, gate, at_s
         self._record.write(
             SampleRow(
                 arm=self._board.arm,
@@ -68,15 +69,34 @@ class FleetSampler:
                 cells_private=cells.private,
                 naive_cells=cells.naive,
                 tokens_decoded=cells.tokens_decoded,
+                waiting=gate.waiting,
+                held=gate.held,
+                floor_tps=gate.floor_tps,
+                output_tps=self._output_tps(at_s, cells.tokens_decoded),
             )
         )
         if self._on_sample is not None:
             self._on_sample(self._board)
 
-    async def _cells(self) -> CellCounts:
+    async def _asked(self) -> tuple[CellCounts, GateCounts]:
         if self._control is None:
-            return CellCounts()
+            return CellCounts(), GateCounts()
         with suppress(PolystemError, TimeoutError):
             async with asyncio.timeout(max(1.0, self._every_s)):
-                return await self._control.cells()
-        return CellCounts()
+                return await self._control.cells(), await self._gate(self._control)
+        return CellCounts(), GateCounts()
+
+    async def _gate(self, control: ControlPlane) -> GateCounts:
+        with suppress(NotFound):
+            return await control.gate()
+        return GateCounts()
+
+    def _output_tps(self, at_s: float, tokens_decoded: int | None) -> float | None:
+        """Tokens per second of all streams since the sample before, by the server's count."""
+        before = self._before
+        if tokens_decoded is None:
+            return None
+        self._before = (at_s, tokens_decoded)
+        if before is None or at_s <= before[0] or tokens_decoded < before[1]:  # fewer: another server counts
+            return None
+        return (tokens_decoded - before[1]) / (at_s - before[0])

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from polystem.engine.remote import RemoteClient
 from polystem.errors import BadRequest, ConfigError, NotFound, PolystemError, Unauthorized
 
-__all__ = ["CellCounts", "ControlPlane", "ServerFacts"]
+__all__ = ["CellCounts", "ControlPlane", "GateCounts", "ServerFacts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,18 @@ class CellCounts:
     private: int | None = None
     naive: int | None = None
     tokens_decoded: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateCounts:
+    """The gate at one moment: workers that wait to be let in, workers let in whose turn it holds, the floor in force.
+
+    None where the server does not tell.
+    """
+
+    waiting: int | None = None
+    held: int | None = None
+    floor_tps: float | None = None
 
 
 class ControlPlane:
@@ -110,6 +122,16 @@ class ControlPlane:
             private=_count(kv, "cells_private"),
             naive=_count(kv, "naive_cells"),
             tokens_decoded=_count(kv, "tokens_decoded"),
+        )
+
+    async def gate(self) -> GateCounts:
+        """What the gate counts. Raises NotFound where the server has none."""
+        state = await self._client.get_json("/elastic")
+        floor_tps = state.get("tps_floor")
+        return GateCounts(
+            waiting=_count(state, "queued"),
+            held=_count(state, "held"),
+            floor_tps=float(floor_tps) if isinstance(floor_tps, int | float) else None,
         )
 
 

@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from polystem.errors import RecordError
 from polystem.harness.intervals import Interval
-from polystem.harness.record import built, read_file
+from polystem.harness.record import built, json_object
 
 __all__ = [
     "NO_FLOOR",
@@ -133,13 +132,4 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
 def read_sweep(folder: Path) -> Sweep:
     """Reads the sweep in a folder. Raises RecordError where it is missing, damaged or newer."""
     path = folder / SWEEP_NAME
-    try:
-        body = orjson.loads(read_file(path))
-    except orjson.JSONDecodeError as exc:
-        raise RecordError(f"{path} is damaged: not JSON ({exc})", hint="name the folder of a courier sweep") from exc
-    if not isinstance(body, dict) or body.pop("kind", None) != "sweep":
-        raise RecordError(f"{path} is no sweep", hint="name the folder that `polystem courier sweep --out` wrote")
-    version = body.pop("v", None)
-    if version != SWEEP_VERSION:
-        raise RecordError(f"{path} has version {version}; this polystem reads {SWEEP_VERSION}", hint="upgrade polystem")
-    return built(Sweep, body, str(path))
+    return built(Sweep, json_object(path, kind="sweep", version=SWEEP_VERSION), str(path))

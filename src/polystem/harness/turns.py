@@ -129,6 +129,8 @@ class TurnTaker:
                 detail=refusal.message,
                 advised_s=advised_s,
                 waited_s=wait_s,
+                refused=isinstance(refusal, Saturated),
+                place=refusal.place if isinstance(refusal, AdmissionRefused) else None,
             )
         )
         await self._clock.sleep(wait_s)
@@ -159,6 +161,7 @@ class TurnTaker:
                 timed_by=timed_by,
                 pool_unknown=answer.attach is not None and answer.attach.unknown,
                 arrivals=_bucketed(answer, usage.output_tokens, first_s),
+                held_s=answer.timings.queued_s if key.turn and answer.timings is not None else 0.0,
             )
         )
 

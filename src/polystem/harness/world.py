@@ -12,7 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["HUBS", "MIN_STEPS", "TOOLS", "Call", "Cause", "Job", "Package", "ToolResult", "draw_packages", "order_text"]
+from polystem.harness.delays import Delay
+
+__all__ = [
+    "CODE_DIGITS",
+    "HUBS",
+    "MIN_STEPS",
+    "TOOLS",
+    "Call",
+    "Cause",
+    "Job",
+    "Owners",
+    "Package",
+    "ToolResult",
+    "draw_packages",
+    "order_text",
+]
 
 Cause = Literal["wrong_tool", "wrong_argument", "cross_talk"]
 
@@ -52,15 +67,22 @@ class Call:
     name: str
     arguments: dict[str, str]
 
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.arguments.items())})"
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call brought: the text for the model, and why it was wrong where it was."""
+    """What a call brought: the text for the model, and why it was wrong where it was.
+
+    `other` is the package that an argument belongs to, where that is not the agent's own.
+    """
 
     text: str
     ok: bool
     done: bool
     cause: Cause | None = None
+    other: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +123,13 @@ def draw_packages(
     packages: int,
     steps: int,
     *,
-    tool_delay_s: tuple[float, float] = (0.05, 0.25),
+    tool_delay_s: tuple[float, float] | Delay = (0.05, 0.25),
     turn_tokens: tuple[int, int] = (16, 40),
 ) -> tuple[Package, ...]:
     """Draws the packages of a run; ids and door codes are distinct within it.
 
-    The ranges are inclusive. Raises `ValueError` where a package cannot have so few steps, or the run so many packages.
+    The ranges are inclusive. How tools delay changes nothing else of a package. Raises `ValueError` where a package
+    cannot have so few steps, or the run so many packages.
     """
     if steps < MIN_STEPS:
         raise ValueError(f"a package has {steps} steps; it needs at least {MIN_STEPS}: collect and deliver")
@@ -124,14 +147,25 @@ def _draw_package(
     steps: int,
     package_id: str,
     door_code: str,
-    tool_delay_s: tuple[float, float],
+    tool_delay_s: tuple[float, float] | Delay,
     turn_tokens: tuple[int, int],
 ) -> Package:
     dice = random.Random(f"{seed}/package/{index}")
     route = _draw_route(dice, drives_of(steps))
-    delays = tuple(round(dice.uniform(*tool_delay_s), 4) for _ in range(steps))
+    shares = [dice.random() for _ in range(steps)]  # drawn for every delay, so that what is drawn next stays the same
     lengths = tuple(dice.randint(*turn_tokens) for _ in range(steps))
+    if isinstance(tool_delay_s, tuple):
+        low_s, high_s = tool_delay_s
+        delays = tuple(round(low_s + (high_s - low_s) * share, 4) for share in shares)
+    else:
+        delays = tool_delay_s.draw(seed, index, _tools_of(steps))
     return Package(index, package_id, door_code, route, steps, delays, lengths)
+
+
+def _tools_of(steps: int) -> tuple[str, ...]:
+    """The tools of the right calls, in order."""
+    between = ("drive", "scan") * drives_of(steps)
+    return ("collect", *between[: steps - MIN_STEPS], "deliver")
 
 
 def _distinct_numbers(seed: str, wanted: int, digits: int) -> list[str]:
@@ -176,23 +210,35 @@ def _next_text(call: Call) -> str:
 _DONE_TEXT = {"collect": "Collected.", "drive": "Arrived.", "scan": "Scanned.", "deliver": "Delivered."}
 
 
+class Owners:
+    """Whose a package id or a door code is, among the packages of a run."""
+
+    def __init__(self, run: Sequence[Package] = ()) -> None:
+        self._by_value = {value: each.index for each in run for value in (each.package_id, each.door_code)}
+
+    def other(self, value: str, package: Package) -> int | None:
+        """The number of another package that a value belongs to; None where it is this one's or nobody's."""
+        owner = self._by_value.get(value)
+        return None if owner == package.index else owner
+
+
 @dataclass(slots=True)
 class Job:
     """One package on its way. A wrong call changes nothing and is answered with what to do.
 
-    `run` holds all packages of the run, so that a value of another package is told apart from an invented one.
+    `run` holds all packages of the run, so that a value of another package is told apart from an invented one. Where
+    many jobs share a run, make its `Owners` once and give them to all.
     """
 
     package: Package
-    run: Sequence[Package] = ()
+    run: Sequence[Package] | Owners = ()
     taken: int = 0
     _calls: tuple[Call, ...] = field(init=False, repr=False)
-    _foreign: frozenset[str] = field(init=False, repr=False)
+    _owners: Owners = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._calls = self.package.calls()
-        others = [other for other in self.run if other.package_id != self.package.package_id]
-        self._foreign = frozenset(value for other in others for value in (other.package_id, other.door_code))
+        self._owners = self.run if isinstance(self.run, Owners) else Owners(self.run)
 
     @property
     def done(self) -> bool:
@@ -215,16 +261,19 @@ class Job:
             return self._wrong(f"{name} takes {' and '.join(call.arguments)}", call, "wrong_argument")
         for key, right in call.arguments.items():
             if given[key] != right:
-                cause = "cross_talk" if given[key] in self._foreign else "wrong_argument"
-                return self._wrong(self._complaint(key), call, cause)
+                other = self._owners.other(given[key], self.package)
+                cause = "wrong_argument" if other is None else "cross_talk"
+                return self._wrong(self._complaint(key), call, cause, other)
         self.taken += 1
         return ToolResult(self._good_text(call), ok=True, done=self.done)
 
     def _complaint(self, argument: str) -> str:
         return f"your package is {self.package.package_id}" if argument == "package_id" else f"wrong {argument}"
 
-    def _wrong(self, complaint: str, call: Call, cause: Cause) -> ToolResult:
-        return ToolResult(f"Error: {complaint}. Next: {_next_text(call)}", ok=False, done=False, cause=cause)
+    def _wrong(self, complaint: str, call: Call, cause: Cause, other: int | None = None) -> ToolResult:
+        return ToolResult(
+            f"Error: {complaint}. Next: {_next_text(call)}", ok=False, done=False, cause=cause, other=other
+        )
 
     def _good_text(self, call: Call) -> str:
         following = self.expected()

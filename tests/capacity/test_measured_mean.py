@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bench.gate_rules import MeasuredMean
+from polystem.capacity.measured_mean import MeasuredMean
 
 
 @dataclass(frozen=True)

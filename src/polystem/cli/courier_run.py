@@ -1,0 +1,206 @@
+"""`polystem courier run`: a fleet of courier agents against a server, measured into a record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from polystem.cli.courier_flags import (
+    ARMS_TEXT,
+    DEFAULTS,
+    ArrivalsFlag,
+    CellsFlag,
+    ConcurrencyFlag,
+    DelayFlag,
+    ErrorsFlag,
+    ForeignFlag,
+    GrowthFlag,
+    JsonFlag,
+    KeyFlag,
+    ModeChoice,
+    ModeFlag,
+    ModelFlag,
+    OrderFlag,
+    OutputFlag,
+    PackagesFlag,
+    PrefixFlag,
+    ResultFlag,
+    RetryFlag,
+    SeedFlag,
+    StepsFlag,
+    ThreadsFlag,
+    TurnFlag,
+    TurnLimitFlag,
+    UrlFlag,
+    agents_at_a_time,
+    folder_named,
+    make_folder,
+    number_range,
+    refuse_idle_flags,
+)
+from polystem.cli.courier_progress import shown_progress
+from polystem.cli.courier_target import Target, measure
+from polystem.errors import ConfigError
+from polystem.harness.arrivals import parse_arrivals
+from polystem.harness.delays import parse_delay
+from polystem.harness.failures import cross_talk_lines, failure_lines
+from polystem.harness.figures import figures_of, headline, reduction_lines, summary_json
+from polystem.harness.foreign_load import parse_foreign
+from polystem.harness.metrics import ArmSummary, summarise_all
+from polystem.harness.record import MANIFEST_NAME, ROWS_NAME, Record, read_record
+from polystem.harness.settings import CourierSettings
+
+NOT_DELIVERED_EXIT_CODE = 1
+CROSS_TALK_EXIT_CODE = 6
+BOTH = ("pooled", "naive")
+HELP = f"""Let courier agents carry packages, many at a time, and measure what comes of it.
+
+Each agent is a LangGraph graph with four tools. It collects a package, drives and scans its way through the city and
+delivers it with a door code that it was told once, at the start. Everything is drawn from one seed.
+
+  polystem courier run
+
+  polystem courier run --arm both --packages 8 --steps 20 --out first
+
+  polystem courier run --floor-tps 15 --packages 32 --arm pooled --arm pooled-nogate --arm pooled-static:8
+
+  polystem courier run --mode replay --arm both --prefix-tokens 875 --turn-tokens 24:24
+
+  polystem courier run --arm plain --base-url http://127.0.0.1:8000/v1 --model some-model
+
+In mode model the model decides each call. In mode replay all lengths are fixed in advance and equal in every arm: use
+it to compare times. The arms:
+
+{ARMS_TEXT}
+
+  both: pooled, then naive
+
+Without --base-url a server is started for each arm. With it, the server's floor and limit are set for each arm and set
+back at its end. The table goes to stdout. Exit code 0: every package was delivered; {NOT_DELIVERED_EXIT_CODE}: not \
+every one; {CROSS_TALK_EXIT_CODE}: an agent named a number that belongs to another one's package, so caches were mixed \
+up. `polystem report DIR` makes a page of the record.
+"""
+
+ArmFlag = Annotated[
+    list[str] | None, typer.Option("--arm", metavar="ARM", help="See above; repeatable.", show_default="pooled")
+]
+FloorFlag = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Tokens/s that gates keep and arms are judged by.", show_default="no floor"),
+]
+OutFlag = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
+]
+OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
+
+
+def run(
+    context: typer.Context,
+    packages: PackagesFlag = DEFAULTS.packages,
+    steps: StepsFlag = DEFAULTS.steps,
+    seed: SeedFlag = DEFAULTS.seed,
+    arm: ArmFlag = None,
+    floor_tps: FloorFlag = None,
+    mode: ModeFlag = ModeChoice.model,
+    arrivals: ArrivalsFlag = "burst",
+    concurrency: ConcurrencyFlag = None,
+    base_url: UrlFlag = None,
+    model: ModelFlag = None,
+    api_key: KeyFlag = None,
+    prefix_tokens: PrefixFlag = DEFAULTS.prefix_tokens,
+    out: OutFlag = None,
+    overwrite: OverwriteFlag = False,
+    max_errors: ErrorsFlag = DEFAULTS.max_errors,
+    max_output_tokens: OutputFlag = DEFAULTS.max_output_tokens,
+    turn_limit_s: TurnLimitFlag = DEFAULTS.turn_limit_s,
+    retry_limit_s: RetryFlag = DEFAULTS.retry_limit_s,
+    tool_delay_s: DelayFlag = "0.05:0.25",
+    turn_tokens: TurnFlag = "16:40",
+    result_tokens: ResultFlag = "8:16",
+    order_tokens: OrderFlag = DEFAULTS.order_tokens,
+    growth: GrowthFlag = DEFAULTS.growth,
+    foreign: ForeignFlag = "none",
+    cells: CellsFlag = None,
+    threads: ThreadsFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    settings = CourierSettings(
+        packages=packages,
+        steps=steps,
+        seed=seed,
+        mode=mode.value,
+        arms=named_arms(arm or ["pooled"]),
+        floor_tps=floor_tps,
+        arrivals=parse_arrivals(arrivals),
+        concurrency=agents_at_a_time(concurrency, packages, floor_tps),
+        prefix_tokens=prefix_tokens,
+        max_errors=max_errors,
+        max_output_tokens=max_output_tokens,
+        turn_limit_s=turn_limit_s,
+        retry_limit_s=retry_limit_s,
+        tool_delay_s=parse_delay(tool_delay_s),
+        turn_tokens=number_range("--turn-tokens", turn_tokens, int),
+        result_tokens=number_range("--result-tokens", result_tokens, int),
+        order_tokens=order_tokens,
+        growth=growth,
+        foreign=parse_foreign(foreign),
+    )
+    refuse_idle_flags(context, settings, base_url)
+    folder = _folder(out, overwrite=overwrite)
+    with shown_progress(Console(stderr=True)) as progress:
+        measure(settings, Target(base_url, model, api_key, cells, threads), folder, progress)
+    record = read_record(folder)
+    summaries = summarise_all(record)
+    _print_figures(record, summaries, as_json=json)
+    tell_failures(record)
+    print(f"record in {folder}; see it with: polystem report {folder}", file=sys.stderr)
+    if any(summary.crossed for summary in summaries):
+        raise typer.Exit(CROSS_TALK_EXIT_CODE)
+    if len(summaries) < len(settings.arms) or not all(summary.whole for summary in summaries):
+        raise typer.Exit(NOT_DELIVERED_EXIT_CODE)
+
+
+def named_arms(names: Sequence[str]) -> tuple[str, ...]:
+    """The arms of a command line; `both` stands for two."""
+    arms: list[str] = []
+    for name in names:
+        arms += BOTH if name == "both" else (name,)
+    return tuple(dict.fromkeys(arms))
+
+
+def tell_failures(record: Record) -> None:
+    """Says on stderr what went wrong, package by package; calls that name another package come first."""
+    for line in (*cross_talk_lines(record), *failure_lines(record)):
+        print(line, file=sys.stderr)
+
+
+def _folder(out: Path | None, *, overwrite: bool) -> Path:
+    folder = folder_named(out, "courier")
+    if (folder / MANIFEST_NAME).exists() and not overwrite:
+        raise ConfigError(f"{folder} holds a record already", hint="name another folder, or add --overwrite")
+    make_folder(folder)
+    for name in (MANIFEST_NAME, ROWS_NAME):  # else a run that cannot begin would leave another's figures
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def _print_figures(record: Record, summaries: Sequence[ArmSummary], *, as_json: bool) -> None:
+    if as_json:
+        print(orjson.dumps(summary_json(record.manifest, summaries), option=orjson.OPT_INDENT_2).decode())
+        return
+    table = Table(title=headline(record.manifest, summaries), title_justify="left", title_style="bold")
+    table.add_column("figure")
+    for summary in summaries:
+        table.add_column(summary.arm, justify="right")
+    for figure in figures_of(summaries):
+        table.add_row(figure.name, *figure.texts)
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    for line in reduction_lines(record.manifest, summaries):
+        print(line)
