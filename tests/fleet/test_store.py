@@ -583,7 +583,7 @@ def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> 
     held(path)
     with database(path) as connection:
         connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ConfigError, match="is of version 7; this polystem reads versions up to 1"):
+    with pytest.raises(ConfigError, match="is of version 7; this polystem reads versions up to 2"):
         held(path)
 
 
@@ -593,13 +593,13 @@ def test_a_file_of_an_earlier_version_is_brought_up_to_date_or_refused_whole(
     path = tmp_path / "store"
     with opened(path) as (store, _):
         store.put_worker(worker("w", floor_tps=2.0))
-    monkeypatch.setattr(store_file, "VERSION", 3)
-    with pytest.raises(ConfigError, match="no way leads from version 1 to 2"):
-        held(path)
-    monkeypatch.setitem(steps(), 1, executes("UPDATE workers SET floor_tps = 9"))
+    monkeypatch.setattr(store_file, "VERSION", 4)
     with pytest.raises(ConfigError, match="no way leads from version 2 to 3"):
         held(path)
-    monkeypatch.setitem(steps(), 2, executes("UPDATE workers SET place = floor_tps + 1"))
+    monkeypatch.setitem(steps(), 2, executes("UPDATE workers SET floor_tps = 9"))
+    with pytest.raises(ConfigError, match="no way leads from version 3 to 4"):
+        held(path)
+    monkeypatch.setitem(steps(), 3, executes("UPDATE workers SET place = floor_tps + 1"))
     assert held(path)[0] == {"w": worker("w", floor_tps=9.0, place=10)}
     assert held(path)[0] == {"w": worker("w", floor_tps=9.0, place=10)}
 

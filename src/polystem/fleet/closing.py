@@ -1,4 +1,4 @@
-"""How a session ends: its turn is ended, its cells are dropped, the pools that it owns are released.
+"""How a session ends: its turn is ended, its cells are dropped, its window and the pools that it owns given back.
 
 Invariant: what has begun is finished, whoever is cancelled meanwhile.
 """
@@ -6,16 +6,16 @@ Invariant: what has begun is finished, whoever is cancelled meanwhile.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from polystem.errors import Conflict
 from polystem.fleet.dropper import Dropper
-from polystem.fleet.gate import Gate
 from polystem.fleet.journal import Journal
-from polystem.fleet.pools import FleetPools
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn
+from polystem.fleet.windows import FleetWindows
 from polystem.pool import CellLedger
 
 
@@ -24,6 +24,7 @@ class SessionCloser:
 
     Args:
         turns: those that have begun and not ended.
+        owns: whether a session of this name owns anything.
         is_worker: whether the floor gate knows a session of this name; `close_worker` makes it forget it.
     """
 
@@ -31,36 +32,50 @@ class SessionCloser:
         self,
         ledger: CellLedger,
         sessions: Sessions,
-        pools: FleetPools,
+        windows: FleetWindows,
         dropper: Dropper,
-        gate: Gate,
         journal: Journal,
         *,
         turns: Callable[[], Iterable[Turn]],
+        owns: Callable[[str], bool],
         is_worker: Callable[[str], bool],
         close_worker: Callable[[str], None],
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
-        self._pools = pools
+        self._windows = windows
         self._dropper = dropper
-        self._gate = gate
         self._journal = journal
         self._turns = turns
+        self._owns = owns
+        self._closing: Counter[str] = Counter()
         self._is_worker = is_worker
         self._close_worker = close_worker
 
     async def close(self, session_id: str) -> ClosedSession:
-        """Forgets a session and frees its cells; a turn of it that runs is ended. Pools it owns are released if unused.
+        """Forgets a session and frees its cells; a turn of it that runs is ended. Its window is given back, pools that
+        it owns are released, those in use as soon as they no longer are.
 
         Closing an unknown session is no error: `found` is False.
         """
         session = self._sessions.find(session_id)
-        if session is None and not self._pools.owned_by(session_id) and not self._is_worker(session_id):
+        if session is None and not self._owns(session_id) and not self._is_worker(session_id):
             return ClosedSession(session_id, found=False, dropped_cells=0)
         return await to_the_end(self._close(session_id, session))
 
+    def is_closing(self, session_id: str) -> bool:
+        """Whether the session is being closed at this moment."""
+        return self._closing[session_id] > 0
+
     async def _close(self, session_id: str, session: Session | None) -> ClosedSession:
+        self._closing[session_id] += 1
+        try:
+            return await self._close_all(session_id, session)
+        finally:
+            self._closing[session_id] -= 1
+            self._closing += Counter()  # those that are over are not kept
+
+    async def _close_all(self, session_id: str, session: Session | None) -> ClosedSession:
         held = self._ledger.held_cells
         self._close_worker(session_id)  # before a turn that waits for the session's name can begin anew
         if session is not None:
@@ -69,10 +84,16 @@ class SessionCloser:
         else:
             self._journal.session_gone(session_id)
         dropped = held - self._ledger.held_cells
-        await self._pools.disown(session_id)
-        self._gate.advance()
+        ended = await self._windows.end(session_id)
         await self._journal.flushed()
-        return ClosedSession(session_id, found=True, dropped_cells=max(0, dropped))
+        return ClosedSession(
+            session_id,
+            found=True,
+            dropped_cells=max(0, dropped),
+            window_cells=ended.cells,
+            pools_released=ended.pools,
+            per_request=session is not None and session.per_request,
+        )
 
     async def _end(self, session: Session) -> None:
         for turn in [turn for turn in self._turns() if turn.session is session]:

@@ -46,6 +46,9 @@ from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.sweeper import PoolSweeper
 from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn, TurnView
+from polystem.fleet.window_resizes import WindowResizes
+from polystem.fleet.windows import FleetWindows
+from polystem.fleet.windows_view import Resized
 from polystem.messages import DEFAULT_TENANT, Delta, Request, Timings
 from polystem.pool import Account, CellLedger
 
@@ -119,7 +122,7 @@ class Fleet:
             self._sweeper,
             journal,
             self._policies,
-            OwnerFacts(lives=self._owner_lives, holds_window=lambda _session_id: True),
+            OwnerFacts(lives=self._owner_lives, holds_window=lambda session_id: session_id in ledger.windows),
             before_build=self._ready_to_build,
             on_change=self._wake_desk,
             check_floor=self._floor,
@@ -127,14 +130,33 @@ class Fleet:
         self.create_pool, self.fork_pool, self.pools, self.pool = pools.create, pools.fork, pools.listed, pools.view
         self.release_pool, self.pin_pool = pools.release, pools.pin
         self.pool_policy, self.set_pool_policy = pools.policy, pools.set_policy
+        self._windows = windows = FleetWindows(
+            ledger,
+            sessions,
+            planner,
+            gate,
+            self._dropper,
+            clock,
+            settings,
+            journal,
+            turns=lambda: self._turns,
+            disown=self._disown,
+        )
+        self._resizes = WindowResizes(
+            ledger, sessions, windows, gate, clock, is_closing=lambda session_id: self._closer.is_closing(session_id)
+        )
+        self.windows, self.window_pressure, self.erase_session_cells = (
+            windows.reader.views, windows.pressure, windows.erase,
+        )  # fmt: skip
+        self.largest_admissible_cells = windows.largest_admissible_cells
         self._closer = SessionCloser(
             ledger,
             sessions,
-            pools,
+            windows,
             self._dropper,
-            gate,
             journal,
             turns=lambda: self._turns,
+            owns=lambda session_id: session_id in ledger.windows or bool(pools.owned_by(session_id)),
             is_worker=lambda session_id: self._worker_state(session_id) is not None,
             close_worker=self._close_worker,
         )
@@ -146,11 +168,13 @@ class Fleet:
         if not info.cells_total or not info.sequences_total:
             raise ConfigError(f"engine '{info.build}' lends no cells; a fleet needs one that does")
         self._ledger.cells_total, self._ledger.sequences_total = info.cells_total, info.sequences_total
+        self._ledger.windows.most_cells = info.context_tokens
         stored = self._journal.open(info.model_sha256)
         self._take_up(stored)
         self._open_desk(stored)
         self._supervisor.start()
         self._sweeper.start()
+        self._windows.start()
 
     def _capped(self, gate: GateSettings) -> GateSettings:
         """The fleet's own prefill budget bounds the gate's."""
@@ -163,7 +187,8 @@ class Fleet:
         )
 
     def _take_up(self, stored: StoredFleet) -> None:
-        """Pools come back to be built again, sessions with their transcripts and no cells."""
+        """Windows come back, pools to be built again, sessions with their transcripts and no cells."""
+        self._windows.restore(stored.windows)
         for pool in stored.pools:
             self._keeper.bring_back(pool)
             self._policies.set(pool.pool_id, policy_in(pool.policy, pool.pool_id))
@@ -240,16 +265,19 @@ class Fleet:
             await self._through_the_lanes(turn)
         except Exception as error:
             self._tally.add(turns_failed=1)
+            self._windows.note_refusal(error, self._planner.private_cells(turn))
             turn.fail(error)
 
     async def _through_the_lanes(self, turn: Turn) -> None:
         async with self._lane(turn) as turn.session:
             await self._prefixes.built(turn)
-            async with self._entrance(turn) as passage:
-                self._supervisor.notice()
-                with self._prefixes.present(turn):
-                    await self._prefixes.settle(turn)
-                    await self._run(turn, passage)
+            self._supervisor.notice()
+            with self._windows.paid(turn):
+                async with self._entrance(turn) as passage:
+                    self._supervisor.notice()
+                    with self._prefixes.present(turn):
+                        await self._prefixes.settle(turn)
+                        await self._run(turn, passage)
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
         request = turn.request
@@ -265,11 +293,13 @@ class Fleet:
 
     async def _run(self, turn: Turn, passage: Passage | None) -> None:
         async with await self._gate.admit(partial(self._bookings, turn)) as lease:
+            self._windows.seated(turn)
             try:
                 await lease.cleared()
                 await self._generate(turn, passage)
             finally:
                 await to_the_end(self._settle(turn))
+                self._pools.turn_ended(turn)
 
     def _bookings(self, turn: Turn) -> Sequence[Booking]:
         self._supervisor.notice()
@@ -287,7 +317,7 @@ class Fleet:
             raise EngineRestarting("it ended before the turn began")
         turn.seated_at = self._clock.now_s()
         account.cut_share(turn.kept_tokens)
-        async with aclosing(self.engine.generate(turn.request, turn.prompt, placement)) as deltas:
+        async with aclosing(self.engine.generate(turn.bounded_request, turn.prompt, placement)) as deltas:
             async for delta in deltas:
                 if not turn.prefilled.is_set():
                     account.tokens = max(account.shared_tokens, turn.kept_tokens)
@@ -335,7 +365,6 @@ class Fleet:
         """Leaves the turn's branch to its session, or drops it; from here on the ledger knows its length."""
         account = turn.account
         assert account is not None
-        self._pools.turn_ended(turn)
         if not turn.answered:
             await self._refresh()
         self._supervisor.notice()
@@ -380,6 +409,17 @@ class Fleet:
     async def close_session(self, session_id: str) -> ClosedSession:
         """Ends a session; see `SessionCloser.close`."""
         return await self._closer.close(session_id)
+
+    async def resize_session(self, session_id: str, cells: int, *, deferred: bool = False) -> Resized:
+        """Gives a session's window another size; see `WindowResizes.resize`."""
+        resized = self._resizes.resize(session_id, cells, deferred=deferred)
+        await self._journal.flushed()
+        return resized
+
+    async def _disown(self, session_id: str) -> int:
+        owned = len(self._pools.owned_by(session_id))
+        await self._pools.disown(session_id)
+        return owned
 
     def _wake_desk(self) -> None:
         if self.floor_desk is not None:
@@ -533,6 +573,7 @@ class Fleet:
         self._draining = True
         await self._supervisor.aclose()
         await self._sweeper.aclose()
+        await self._windows.aclose()
         await self._end_turns()
         if self.floor_desk is not None:
             await self.floor_desk.aclose()

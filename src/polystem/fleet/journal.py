@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass
 from polystem.capacity.policy import FloorPolicy
 from polystem.errors import ConfigError
 from polystem.fleet.policies import PoolPolicies
-from polystem.fleet.store import FleetStore, StoredFleet, StoredPool, StoredWorker, StoreHealth, WorkerState
+from polystem.fleet.store import (
+    FleetStore,
+    StoredFleet,
+    StoredPool,
+    StoredWindow,
+    StoredWorker,
+    StoreHealth,
+    WorkerState,
+)
 from polystem.messages import JsonObject
 from polystem.pool import Pool, TokenPath
 
@@ -79,6 +87,16 @@ class Journal:
         if self._store is not None:
             self._store.delete_session(session_id)
 
+    def window(self, window: StoredWindow) -> None:
+        """A session's window was booked, heard of or resized."""
+        if self._store is not None:
+            self._store.put_window(window)
+
+    def window_gone(self, session_id: str) -> None:
+        """A window was given back."""
+        if self._store is not None:
+            self._store.delete_window(session_id)
+
     # --- pools ----------------------------------------------------------------------------------------------------
 
     def pool_planned(self, pool_id: int) -> None:
@@ -100,6 +118,7 @@ class Journal:
                     ephemeral=pool.ephemeral,
                     auto=pool.auto,
                     owner=pool.owner,
+                    source_session=pool.source_session,
                     created_at=pool.created_at,
                     policy=None if policy is None else asdict(policy),
                 )

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from polystem.clock import Clock
+from polystem.errors import AdmissionRefused, AllocationFull, CellsExhausted, ResizeRefused, WindowRefused
 from polystem.fleet.windows_view import PressureView
 
 WINDOW_S = 60.0
@@ -59,3 +60,21 @@ class RefusalLog:
             refusals_total=self.total,
             idle_resident=idle_resident_cells,
         )
+
+
+def refusal_of(error: BaseException, asked_cells: int = 0) -> Refusal | None:
+    """What an error says of cells, None where it says nothing. A worker that was kept out had `asked_cells` in mind."""
+    match error:
+        case AllocationFull(needed_cells=needed):
+            return Refusal(needed)
+        case CellsExhausted(needed_cells=needed):
+            return Refusal(needed, needed, needed)
+        case WindowRefused(num_ctx=asked, num_ctx_min=least):
+            return Refusal(asked, asked, least)
+        case ResizeRefused(kind="exhausted", asked_cells=asked, window_cells=held):
+            more = max(0, (asked or 0) - (held or 0))
+            return Refusal(asked or 0, more, more)
+        case AdmissionRefused(reason="kv headroom exhausted"):
+            return Refusal(asked_cells, asked_cells, asked_cells)
+        case _:
+            return None

@@ -21,7 +21,10 @@ from polystem.pool import Account, CellLedger, TokenPath
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation. `users` counts turns that run or wait for it; `tenant` is on whose account the last one ran."""
+    """One conversation. `users` counts turns that run or wait for it; `tenant` is on whose account the last one ran.
+
+    `per_request` says that its last turn booked for itself: neither a window of its own nor an owner's paid for it.
+    """
 
     session_id: str
     last_used_at: float
@@ -29,25 +32,33 @@ class Session:
     path: TokenPath = field(default_factory=lambda: TokenPath(()))
     branch: BranchId | None = None
     users: int = 0
+    per_request: bool = False
     closed: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedSession:
-    """What closing a session came to. `dropped_cells` counts those that nobody else holds."""
+    """What closing a session came to. `dropped_cells` counts those that nobody else holds.
+
+    `found` says that anything was known of it; `window_cells` were booked for it, 0 where it held no window, and
+    `pools_released` it owned. `per_request`: its turns had booked for themselves.
+    """
 
     session_id: str
     found: bool
     dropped_cells: int
+    window_cells: int = 0
+    pools_released: int = 0
+    per_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """A session as statistics show it. `cells` counts its private ones, as far as they are known.
 
-    `tokens` is the length of its transcript. `worker` is what it is to the floor gate: None where there is no gate, or
-    where its time as a worker is over.
+    `tokens` is the length of its transcript, `branch` where its cells are, `shared_tokens` what a pool lends it.
+    `worker` is what it is to the floor gate: None where there is no gate, or where its time as a worker is over.
     """
 
     session_id: str
@@ -57,13 +68,15 @@ class SessionView:
     tenant: str = DEFAULT_TENANT
     worker: WorkerState | None = None
     tokens: int = 0
+    branch: BranchId | None = None
+    shared_tokens: int = 0
 
 
 class Sessions:
     """All sessions that are known by name.
 
     Args:
-        remembered: so many that hold no cells are known at most, beside those that are workers.
+        remembered: so many that hold no cells are known at most, beside those that are workers or hold a window.
         worker_state: what a session is to the floor gate, None where it is no worker.
         on_close: hears of each session that is forgotten.
     """
@@ -141,10 +154,15 @@ class Sessions:
             tenant=session.tenant,
             worker=self._worker_state(session.session_id),
             tokens=len(session.path),
+            branch=account.branch if account else None,
+            shared_tokens=account.shared_tokens if account else 0,
         )
 
     def _forget_oldest(self) -> None:
-        """Sessions without cells are remembered up to a number, those used last; one that is a worker always is."""
+        """Sessions without cells are remembered up to a number, those used last.
+
+        One that is a worker, or holds a window, always is.
+        """
         if len(self._sessions) <= self._remembered:
             return
         empty = [each for each in self._sessions.values() if self._may_be_forgotten(each)]
@@ -152,4 +170,5 @@ class Sessions:
             self.close(session)
 
     def _may_be_forgotten(self, session: Session) -> bool:
-        return not session.users and self.account(session) is None and self._worker_state(session.session_id) is None
+        is_member = session.session_id in self._ledger.windows or self._worker_state(session.session_id) is not None
+        return not session.users and self.account(session) is None and not is_member

@@ -26,6 +26,7 @@ class FleetSettings:
             turn on it.
         orphan_ttl_s: a pool that nobody ever attached and whose owner is not there is dropped so long after its making.
         auto_pools_max: automatic pools kept at once; the one unused for longest makes room for the next.
+        window_ttl_s: a session's window lapses so long after the last request of it or of its workers ended.
         remembered_prompts: finished requests without a session whose prefix still counts as seen.
         remembered_sessions: sessions without cells that are still known by their transcript.
         growth_reserve_tokens: cells booked ahead for a turn without max_tokens. Its booking grows in steps of half this
@@ -41,6 +42,7 @@ class FleetSettings:
     pools_per_owner: int = 8
     ephemeral_ttl_s: float = 60.0
     orphan_ttl_s: float = 300.0
+    window_ttl_s: float = 300.0
     remembered_prompts: int = 128
     remembered_sessions: int = 512
     growth_reserve_tokens: int = 512
@@ -59,7 +61,7 @@ class FleetSettings:
             value: int = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} is {value}, the least is {least}", hint=f"raise {name}")
-        for name in ("ephemeral_ttl_s", "orphan_ttl_s"):
+        for name in ("ephemeral_ttl_s", "orphan_ttl_s", "window_ttl_s"):
             value_s: float = getattr(self, name)
             if not 0 < value_s < float("inf"):
                 raise ConfigError(f"{name} is {value_s:g}, it must be above 0 and finite", hint=f"raise {name}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from polystem.capacity.asks import Go
@@ -113,6 +113,13 @@ class Turn:
         self._first = None
         self._read_to_end = delta.finish_reason is not None
         return delta
+
+    @property
+    def bounded_request(self) -> Request:
+        """The request as the engine gets it: one that may say as much as it likes ends where its window does."""
+        if self.request.max_tokens is not None or self.output_limit_tokens >= self.context_room_tokens:
+            return self.request
+        return replace(self.request, max_tokens=self.output_limit_tokens)
 
     def certain_path(self) -> TokenPath:
         """The path that the turn's branch is known to hold a prefix of.

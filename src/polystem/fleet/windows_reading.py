@@ -51,7 +51,7 @@ class WindowReader:
             session_id=window.session_id,
             cells=window.cells,
             used=charged_cells - who.idle_resident,
-            free=max(0, window.cells - charged_cells),
+            free=max(0, window.cells - charged_cells + who.idle_resident),
             idle_resident=who.idle_resident,
             sequences=who.sequences,
             pools=tuple(who.pools),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class WindowView:
     """The cells booked for one session: its window, or what its running turn has booked for itself (`per_request`).
 
-    cells = used + free + idle_resident, where nothing is overdrawn. `used` counts what running turns have booked, the
-    session's own transcript and the pools that it owns; `idle_resident` what workers that do not run have left behind,
-    which goes before anybody is refused. `sequences` are the branches that stand on the window. A resize that waits has
-    its target in `resize_pending`; `resize_refused_at` is when it last did not fit, in seconds since 1970.
-    `session_id` is None for a turn that runs without one.
+    cells = used + free. `used` counts what running turns have booked, the session's own transcript and the pools that
+    it owns; `idle_resident` of the free cells hold what workers that do not run have left behind, which goes before
+    anybody is refused. `sequences` are the branches that stand on the window. A resize that waits has its target in
+    `resize_pending`; `resize_refused_at` is when it last did not fit, in seconds since 1970. `session_id` is None for a
+    turn that runs without one.
     """
 
     session_id: str | None

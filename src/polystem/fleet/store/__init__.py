@@ -1,6 +1,13 @@
-"""What a fleet must not forget when its server ends: workers, transcripts and pools, in one file."""
+"""What a fleet must not forget when its server ends: workers, transcripts, windows and pools, in one file."""
 
-from polystem.fleet.store.rows import StoredFleet, StoredPool, StoredSession, StoredWorker, WorkerState
+from polystem.fleet.store.rows import (
+    StoredFleet,
+    StoredPool,
+    StoredSession,
+    StoredWindow,
+    StoredWorker,
+    WorkerState,
+)
 from polystem.fleet.store.store import FleetStore, StoreHealth
 
 __all__ = [
@@ -9,6 +16,7 @@ __all__ = [
     "StoredFleet",
     "StoredPool",
     "StoredSession",
+    "StoredWindow",
     "StoredWorker",
     "WorkerState",
 ]

@@ -5,39 +5,54 @@
     paths     session, tokens                            one row for each transcript; rowid grows with each save
     parts     session, start, ids                        token ids as little-endian int32
     pools     pool_id, ids, parent, branch_pos, ...
+    windows   session, cells, touched_wall_s, ...        cells booked for a session
 
 A transcript mostly grows at its end, so that a save writes what is new as a part; where it differs from what is there,
 the parts from that token on are replaced. Invariant: the parts of a session join without a gap and hold `tokens` ids.
-Names that clients choose are kept as bytes, since a name that came in JSON need not be valid Unicode.
 
 Knows no asyncio and no thread; one thread at a time may use it. While it is open no other process can open it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
-
-import numpy as np
+from typing import Literal, TypeAlias
 
 from polystem.errors import ConfigError
-from polystem.fleet.store.rows import StoredFleet, StoredPool, StoredSession, StoredWorker, WorkerState
+from polystem.fleet.store.columns import (
+    POOLS,
+    WINDOWS,
+    WORKERS,
+    name_of,
+    path_of,
+    pools_in,
+    raw,
+    row_of_pool,
+    row_of_window,
+    row_of_worker,
+    windows_in,
+    workers_in,
+)
+from polystem.fleet.store.rows import StoredFleet, StoredPool, StoredSession, StoredWindow, StoredWorker
 from polystem.pool import TokenPath
 
-Key: TypeAlias = tuple[Literal["worker", "path", "pool", "pool id"], str | int]
-Change: TypeAlias = StoredWorker | TokenPath | StoredPool | int | None
+Key: TypeAlias = tuple[Literal["worker", "path", "pool", "pool id", "window"], str | int]
+Change: TypeAlias = StoredWorker | TokenPath | StoredPool | StoredWindow | int | None
 """The new value under a key; None deletes it."""
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x504C5953  # "PLYS": tells a store from another program's database
 _LOCK_WAIT_S = 0.2
 _NOTHING = TokenPath(())
 
+_WINDOWS_TABLE = (
+    "CREATE TABLE windows (session BLOB PRIMARY KEY, cells INTEGER NOT NULL, touched_wall_s REAL NOT NULL,"
+    " pending_cells INTEGER) WITHOUT ROWID"
+)
 _SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
     "CREATE TABLE workers (session BLOB PRIMARY KEY, tenant BLOB NOT NULL, state TEXT NOT NULL, place INTEGER NOT NULL,"
@@ -47,14 +62,19 @@ _SCHEMA = (
     " PRIMARY KEY (session, start)) WITHOUT ROWID",
     "CREATE TABLE pools (pool_id INTEGER PRIMARY KEY, ids BLOB NOT NULL, parent INTEGER, branch_pos INTEGER NOT NULL,"
     " pinned INTEGER NOT NULL, ephemeral INTEGER NOT NULL, auto INTEGER NOT NULL, owner BLOB, created_at REAL NOT NULL,"
-    " policy TEXT)",
+    " policy TEXT, source_session BLOB)",
+    _WINDOWS_TABLE,
 )
 
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {}
-"""How a file of one version becomes one of the next: `{1: to_version_2}`. All steps run in one transaction."""
 
-_WORKERS = "session, tenant, state, place, submitted_wall_s, floor_tps, pool_id, cells"
-_POOLS = "pool_id, ids, parent, branch_pos, pinned, ephemeral, auto, owner, created_at, policy"
+def _to_version_2(connection: sqlite3.Connection) -> None:
+    """Sessions hold windows, and a pool knows the session that it was cut out of."""
+    connection.execute(_WINDOWS_TABLE)
+    connection.execute("ALTER TABLE pools ADD COLUMN source_session BLOB")
+
+
+_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _to_version_2}
+"""How a file of one version becomes one of the next: `{1: to_version_2}`. All steps run in one transaction."""
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +183,7 @@ class StoreFile:
     def _begin(self, model_sha256: str, *, least_pool_id: int) -> StoredFleet:
         connection = self._opened()
         paths = _paths(connection)
-        workers = {worker.session_id: worker for worker in _workers(connection)}
+        workers = {worker.session_id: worker for worker in workers_in(connection)}
         names = [*paths, *(name for name in workers if name not in paths)]
         self._written = dict(paths)
         boots = _meta(connection, "boots", 0) + 1
@@ -172,9 +192,10 @@ class StoreFile:
         _in_transaction(connection, lambda known: _put_meta(known, **meta))
         return StoredFleet(
             sessions=tuple(StoredSession(name, paths.get(name, _NOTHING), workers.get(name)) for name in names),
-            pools=_pools(connection),
+            pools=pools_in(connection),
             next_pool_id=next_pool_id,
             boots=boots,
+            windows=windows_in(connection),
         )
 
     def _refusal(self, exc: Exception) -> ConfigError:
@@ -220,20 +241,26 @@ class StoreFile:
         match key, change:
             case ("worker", str(name)), StoredWorker():
                 connection.execute(
-                    f"INSERT OR REPLACE INTO workers ({_WORKERS}) VALUES (?{', ?' * 7})", _row_of(change)
+                    f"INSERT OR REPLACE INTO workers ({WORKERS}) VALUES (?{', ?' * 7})", row_of_worker(change)
                 )
             case ("worker", str(name)), None:
-                connection.execute("DELETE FROM workers WHERE session = ?", (_raw(name),))
+                connection.execute("DELETE FROM workers WHERE session = ?", (raw(name),))
             case ("path", str(name)), TokenPath() | None:
                 path = change or _NOTHING
-                _write_path(connection, _raw(name), self._written.get(name, _NOTHING), path)
+                _write_path(connection, raw(name), self._written.get(name, _NOTHING), path)
                 written[name] = path
             case ("pool", int(pool_id)), StoredPool():
                 connection.execute(
-                    f"INSERT OR REPLACE INTO pools ({_POOLS}) VALUES (?{', ?' * 9})", _row_of_pool(change)
+                    f"INSERT OR REPLACE INTO pools ({POOLS}) VALUES (?{', ?' * 10})", row_of_pool(change)
                 )
             case ("pool", int(pool_id)), None:
                 connection.execute("DELETE FROM pools WHERE pool_id = ?", (pool_id,))
+            case ("window", str(name)), StoredWindow():
+                connection.execute(
+                    f"INSERT OR REPLACE INTO windows ({WINDOWS}) VALUES (?{', ?' * 3})", row_of_window(change)
+                )
+            case ("window", str(name)), None:
+                connection.execute("DELETE FROM windows WHERE session = ?", (raw(name),))
             case ("pool id", _), int():
                 _put_meta(connection, next_pool_id=change)
             case _:
@@ -305,55 +332,18 @@ def _paths(connection: sqlite3.Connection) -> dict[str, TokenPath]:
         if session not in parts:
             parts[session], read_bytes = [], 0
         if read_bytes != 4 * start:
-            raise ValueError(f"the transcript of session {_name(session)!r} has a gap before token {start}")
+            raise ValueError(f"the transcript of session {name_of(session)!r} has a gap before token {start}")
         parts[session].append(ids)
         read_bytes += len(ids)
     paths: dict[str, TokenPath] = {}
     for session, tokens in connection.execute("SELECT session, tokens FROM paths ORDER BY rowid"):
-        path = _path(b"".join(parts.pop(session, ())))
+        path = path_of(b"".join(parts.pop(session, ())))
         if len(path) != tokens:
-            raise ValueError(f"the transcript of session {_name(session)!r} has {len(path)} of its {tokens} tokens")
-        paths[_name(session)] = path
+            raise ValueError(f"the transcript of session {name_of(session)!r} has {len(path)} of its {tokens} tokens")
+        paths[name_of(session)] = path
     if parts:
         raise ValueError(f"parts of {len(parts)} transcripts belong to no session")
     return paths
-
-
-def _workers(connection: sqlite3.Connection) -> Iterable[StoredWorker]:
-    for session, tenant, state, *rest in connection.execute(f"SELECT {_WORKERS} FROM workers ORDER BY place, session"):
-        if state not in get_args(WorkerState):
-            raise ValueError(f"session {_name(session)!r} is in the state {state!r}")
-        yield StoredWorker(_name(session), _name(tenant), cast("WorkerState", state), *rest)
-
-
-def _row_of(worker: StoredWorker) -> tuple[Any, ...]:
-    return (
-        _raw(worker.session_id), _raw(worker.tenant), worker.state, worker.place, worker.submitted_wall_s,
-        worker.floor_tps, worker.pool_id, worker.cells,
-    )  # fmt: skip
-
-
-def _pools(connection: sqlite3.Connection) -> tuple[StoredPool, ...]:
-    rows = connection.execute(f"SELECT {_POOLS} FROM pools ORDER BY pool_id")
-    return tuple(_pool(*row) for row in rows)
-
-
-def _pool(
-    pool_id: int, ids: bytes, parent: int | None, branch_pos: int, pinned: int, ephemeral: int, auto: int,
-    owner: bytes | None, created_at: float, policy: str | None,
-) -> StoredPool:  # fmt: skip
-    return StoredPool(
-        pool_id, _path(ids), parent, branch_pos, bool(pinned), bool(ephemeral), bool(auto),
-        None if owner is None else _name(owner), created_at, None if policy is None else json.loads(policy),
-    )  # fmt: skip
-
-
-def _row_of_pool(pool: StoredPool) -> tuple[Any, ...]:
-    return (
-        pool.pool_id, pool.path.ids.astype("<i4").tobytes(), pool.parent_id, pool.branch_pos, pool.pinned,
-        pool.ephemeral, pool.auto, None if pool.owner is None else _raw(pool.owner), pool.created_at,
-        None if pool.policy is None else json.dumps(pool.policy),
-    )  # fmt: skip
 
 
 def _meta(connection: sqlite3.Connection, name: str, default: int) -> int:
@@ -368,15 +358,3 @@ def _put_meta(connection: sqlite3.Connection, **values: int | str) -> None:
 def _number(connection: sqlite3.Connection, query: str) -> int:
     [[number]] = connection.execute(query)
     return int(number)
-
-
-def _path(ids: bytes) -> TokenPath:
-    return TokenPath(np.frombuffer(ids, "<i4"))  # raises ValueError where it is no whole number of ids
-
-
-def _raw(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")
-
-
-def _name(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")

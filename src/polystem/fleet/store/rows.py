@@ -51,16 +51,29 @@ class StoredPool:
     owner: str | None
     created_at: float
     policy: JsonObject | None = None
+    source_session: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWindow:
+    """Cells booked for a session; `touched_wall_s` is when it was last heard of, in seconds since 1970."""
+
+    session_id: str
+    cells: int
+    touched_wall_s: float
+    pending_cells: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFleet:
     """All that a store holds. `boots` counts the servers that opened it, this one included.
 
-    The session whose transcript was saved longest ago comes first; pools come in the order of their ids.
+    The session whose transcript was saved longest ago comes first; pools come in the order of their ids, and the window
+    that was heard of last comes first.
     """
 
     sessions: tuple[StoredSession, ...]
     pools: tuple[StoredPool, ...]
     next_pool_id: int
     boots: int
+    windows: tuple[StoredWindow, ...] = ()

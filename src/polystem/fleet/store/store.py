@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from polystem.fleet.store.file import Change, Key, StoreFile
-from polystem.fleet.store.rows import StoredFleet, StoredPool, StoredWorker
+from polystem.fleet.store.rows import StoredFleet, StoredPool, StoredWindow, StoredWorker
 from polystem.pool import TokenPath
 
 _log = logging.getLogger(__name__)
@@ -82,6 +82,14 @@ class FleetStore:
     def delete_session(self, session_id: str) -> None:
         """Forgets a session, its transcript and its place. An unknown one is no error."""
         self._put({("worker", session_id): None, ("path", session_id): None})
+
+    def put_window(self, window: StoredWindow) -> None:
+        """A session's window as it is now."""
+        self._put({("window", window.session_id): window})
+
+    def delete_window(self, session_id: str) -> None:
+        """Forgets a window. An unknown one is no error."""
+        self._put({("window", session_id): None})
 
     def put_pool(self, pool: StoredPool) -> None:
         """A pool as it is now; its id is given."""
