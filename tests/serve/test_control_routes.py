@@ -21,7 +21,7 @@ async def create(served: Served, **fields: Any) -> Any:
 
 async def test_a_pool_is_told_in_the_control_planes_names() -> None:
     async with serving() as served:
-        pool = (await create(served, tokens=[72, 105], pin=True)).json()
+        pool = (await create(served, tokens=[72, 105], pin=True, unowned=True)).json()
         listed = (await served.client.get("/polykv/pools")).json()
         alone = (await served.client.get(f"/polykv/pools/{pool['pool_id']}")).json()
     assert (pool["prefix_len"], pool["own_len"], pool["parent"], pool["branch_pos"]) == (2, 2, -1, 0)
@@ -54,7 +54,13 @@ async def test_text_tokens_and_messages_make_the_same_kind_of_pool() -> None:
         ({"tokens": []}, "tokens"),
         ({"tokens": [-1]}, "tokens[0]"),
         ({"prompt": "abc", "expect_len": 4}, "expect_len"),
-        ({"prompt": "abc", "session_id": "a"}, "session_id"),
+        ({"prompt": "abc", "from_slot": 0}, "from_slot"),
+        ({"prompt": "abc", "branch_pos": 1}, "branch_pos"),
+        ({"prompt": "abc", "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"prompt": "abc", "unowned": True, "session_id": "a"}, "unowned"),
+        ({"prompt": "abc", "shared": True, "session_id": "a"}, "shared"),
+        ({"from_session": "a", "shared": True}, "shared"),
+        ({"from_session": "nobody"}, "from_session"),
     ],
 )
 async def test_a_pool_that_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:

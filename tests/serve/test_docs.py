@@ -16,8 +16,12 @@ from polystem.serve.capacity_bodies import AdmissionBody, CapacityQuery, Elastic
 from polystem.serve.capacity_shapes import PoolCapacityAnswer, TpsRow
 from polystem.serve.chat import ChatBody, TemplateBody
 from polystem.serve.completion import CompletionBody
-from polystem.serve.pool_bodies import PoolBody
+from polystem.serve.errors import RESIZE_STATUS
+from polystem.serve.features import ALWAYS, WITH_GATE, WITH_POOLS
+from polystem.serve.kv_shapes import AllocationFacts, ClosedAnswer, ErasedAnswer, KvAnswer, PressureFacts, SlotOwner
+from polystem.serve.pool_bodies import ForkBody, PoolBody
 from polystem.serve.refused import REFUSED_FIELDS
+from polystem.serve.shapes import Shape
 
 UNTOLD = {"slot_id", "alloc_key"}
 
@@ -42,7 +46,8 @@ def test_every_field_of_a_completion_is_on_the_page(sections: dict[str, str]) ->
 
 def test_every_field_of_a_pool_is_on_the_page(sections: dict[str, str]) -> None:
     created = sections["Pools"].split("Every pool is told")[0]
-    assert fields_in(created) == set(PoolBody.model_fields)
+    assert fields_in(created) == set(ForkBody.model_fields)
+    assert set(PoolBody.model_fields) < set(ForkBody.model_fields)
 
 
 def test_every_field_of_an_admission_and_of_elastic_is_on_the_page(sections: dict[str, str]) -> None:
@@ -68,6 +73,22 @@ def test_every_route_is_on_the_page(sections: dict[str, str]) -> None:
 def test_every_reason_of_a_refusal_is_on_the_page(sections: dict[str, str]) -> None:
     told = re.findall(r"^\| `([a-z ,]+)` \|", sections["When there is no room"], re.MULTILINE)
     assert set(told) - {"reason", "place", "pressure"} == set(get_args(Reason))
+
+
+def test_every_feature_is_on_the_page(sections: dict[str, str]) -> None:
+    assert fields_in(sections["Features"]) - {"feature"} == {*ALWAYS, *WITH_POOLS, *WITH_GATE}
+
+
+@pytest.mark.parametrize("shape", [AllocationFacts, PressureFacts, KvAnswer, SlotOwner, ClosedAnswer, ErasedAnswer])
+def test_every_field_of_the_account_of_cells_is_on_the_page(shape: type[Shape], sections: dict[str, str]) -> None:
+    about = sections["Windows"]
+    assert [name for name in shape.model_fields if f"`{name}`" not in about] in ([], ["id_slot"])
+
+
+def test_every_kind_of_a_refused_resize_is_on_the_page(sections: dict[str, str]) -> None:
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \| (\d{3}) \|", sections["Windows"], re.MULTILINE)
+    told = {kind: int(status) for kinds, status in rows for kind in re.findall(r"`(\w+)`", kinds)}
+    assert told == {kind: status for kind, (status, _) in RESIZE_STATUS.items()}
 
 
 def test_no_refused_field_is_accepted() -> None:

@@ -42,7 +42,7 @@ def operations() -> list[tuple[str, str, GenerationMode]]:
 # us): 400 is a right answer.
 MORE_RULES = {
     *("/v1/chat/completions", "/v1/completions", "/apply-template", "/detokenize"),
-    *("/polykv/pools", "/polykv/pools/{pool_id}/admission", "/elastic"),
+    *("/polykv/pools", "/polykv/pools/{pool_id}/fork", "/polykv/pools/{pool_id}/admission", "/elastic"),
 }
 
 

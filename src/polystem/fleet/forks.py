@@ -8,7 +8,7 @@ from __future__ import annotations
 from polystem.errors import BadRequest
 from polystem.pool import Pool, TokenPath
 
-WHOLE_PATH = "send the child's whole path from token 0"
+WHOLE_PATH = "send it from token 0 on"
 
 
 def check_fork(parent: Pool, path: TokenPath, branch_pos: int, *, from_session: str | None) -> None:
@@ -19,20 +19,20 @@ def check_fork(parent: Pool, path: TokenPath, branch_pos: int, *, from_session: 
             f"{parent.pool_id}; send at most {len(parent)}, or leave it out",
             param="branch_pos",
         )
-    whole = TokenPath(parent.path.ids[:branch_pos])
-    common = whole.common_tokens(path)
-    if common < min(branch_pos, len(path)):
-        raise BadRequest(
-            f"contiguous-prefix contract violation: token {common} of the prefix is {int(path.ids[common])}, that of "
-            f"pool {parent.pool_id} is {int(whole.ids[common])}, and they must agree up to branch_pos {branch_pos}; "
-            f"{WHOLE_PATH}, or a branch_pos of at most {common}",
-            param="branch_pos",
-        )
     if len(path) < branch_pos:
         who = "child prefix" if from_session is None else "session context"
         raise BadRequest(
-            f"{who} shorter than branch_pos: {len(path)} tokens against {branch_pos}; {WHOLE_PATH}, or a smaller "
-            "branch_pos",
+            f"{who} shorter than branch_pos: {len(path)} tokens against {branch_pos}; the contiguous-prefix contract asks "
+            f"for the whole path of the child: {WHOLE_PATH}, or a smaller branch_pos",
+            param="branch_pos",
+        )
+    shared = TokenPath(parent.path.ids[:branch_pos])
+    common = shared.common_tokens(path)
+    if common < branch_pos:
+        raise BadRequest(
+            f"contiguous-prefix contract violation: token {common} of the prefix is {int(path.ids[common])}, that of "
+            f"pool {parent.pool_id} is {int(shared.ids[common])}, and they must agree up to branch_pos {branch_pos}; "
+            f"{WHOLE_PATH}, or a branch_pos of at most {common}",
             param="branch_pos",
         )
     if len(path) == branch_pos:

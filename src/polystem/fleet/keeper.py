@@ -103,7 +103,7 @@ class PoolKeeper:
         check_room()
         planned = PlannedPool(self, wish, donor)
         with self._wishing(wish):
-            async with self._gate.admit_nowait(planned.ask) as lease:
+            async with self._gate.admit_nowait(planned.ask, ahead=True) as lease:
                 pool = await planned.build(lease)
         self._tally.add(pools_created=1)
         return pool
@@ -189,6 +189,10 @@ class PoolKeeper:
         tree.bring_back(pool)
         if parent is not None and parent.state == "failed":
             pool.stand_on(None, 0)
+        if pool.owner in self._ledger.windows:
+            pool.payer = pool.owner
+            if self._ledger.bookable(payer=pool.payer).cells < 0:
+                pool.payer = None
         if not self._ledger.bookable().holds(Room(0, 0)):
             self._lose(pool, "the server was started again with fewer cells or sequences; release it, or give it more")
 
@@ -201,7 +205,7 @@ class PoolKeeper:
     async def _rebuild(self, pool: Pool) -> None:
         if pool.lender is not None and not pool.lender.lends:
             pool.stand_on(None, 0)
-        if self._ledger.bookable().cells < 0:
+        if self._ledger.bookable(payer=pool.payer).cells < 0:
             self._lose(pool, "its cells are taken by turns that started after the restart")
             return
         try:
@@ -258,6 +262,10 @@ class PoolKeeper:
             self._check_epoch(epoch)
             await self._engine.hold(pool.branch, pool.path.as_tuple(), source=branch, shared_tokens=lent_tokens)
             self._check_epoch(epoch)
+
+    def payer_of(self, wish: PoolWish) -> str | None:
+        """Whose window the pool's cells come out of: its owner's, where that holds one; None is the common room."""
+        return wish.owner if wish.owner in self._ledger.windows else None
 
     def plant(self, wish: PoolWish) -> Pool:
         """Adds a pool to the tree, still to be built."""

@@ -62,6 +62,10 @@ class Builder(Protocol):
         """Which start of the engine this is."""
         ...
 
+    def payer_of(self, wish: PoolWish) -> str | None:
+        """Whose window the pool's cells come out of: its owner's, where that holds one; None is the common room."""
+        ...
+
     def plant(self, wish: PoolWish) -> Pool:
         """Adds a pool to the tree, still to be built."""
         ...
@@ -91,9 +95,10 @@ class PlannedPool:
 
     def ask(self) -> Sequence[Booking]:
         """Books what is not lent; at least the last token is computed anew."""
-        spare = [holder.branch for holder in (self._source(), self.wish.parent) if holder is not None]
-        room = Room(len(self.wish.path) - self._lent_tokens(), 1)
-        return [Booking(room=room, take=self._take, undo=self._undo, spare=frozenset(spare))]
+        spare = frozenset(holder.branch for holder in (self._source(), self.wish.parent) if holder is not None)
+        payer = self._builder.payer_of(self.wish)
+        room = Room(len(self.wish.path) - self._paid_tokens(payer), 1)
+        return [Booking(room=room, take=self._take, undo=self._undo, spare=spare, payer=payer)]
 
     async def build(self, lease: Lease) -> Pool:
         """Prefills the pool that was taken; uproots it where that fails."""
@@ -135,9 +140,17 @@ class PlannedPool:
             return min(self._donor.tokens, len(self.wish.path) - 1)
         return self.wish.branch_pos if self._source() is not None else 0
 
+    def _paid_tokens(self, payer: str | None) -> int:
+        """How many of its cells this payer pays for already, or another pool's does."""
+        lent = self._lent_tokens()
+        if self._donor is None or self._donor.account.payer == payer:
+            return lent
+        return min(lent, self._donor.account.shared_tokens)  # the rest moves from one purse to the other
+
     def _take(self) -> Sequence[Holder]:
         source, lent = self._source(), self._lent_tokens()
         pool = self._pool = self._builder.plant(self.wish)
+        pool.payer = self._builder.payer_of(self.wish)
         self._epoch = self._builder.epoch
         if self._donor is None:
             pool.stand_on(self.wish.parent if source is not None else None, lent)

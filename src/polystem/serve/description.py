@@ -19,6 +19,7 @@ ERROR_MEANING = {
     413: "the body is too large",
     429: "no room at present; retry after `Retry-After` seconds",
     500: "a fault of the server",
+    501: "this server was started without it",
     503: "the engine starts or restarts, or the server shuts down; `reason` says which",
     504: "not finished within the time limit",
 }
