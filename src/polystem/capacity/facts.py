@@ -32,6 +32,7 @@ class Facts:
         prefilling: streams whose prompt is being read.
         prefill_backlog_tokens: prompt tokens not read yet.
         cells_used: cells of pools and of workers, booked or held; what can be reclaimed at any time is not in it.
+        reserved_cells: the part of `cells_used` that nobody holds yet: the free part of windows.
         pool_cells: the part of `cells_used` that pools hold.
         seats_total: sequence ids of the engine; 0 where it has no such limit.
         turn_tokens: output tokens so far of each running turn, by worker; 0 while its prompt is being read.
@@ -45,7 +46,13 @@ class Facts:
     cells_total: int = 0
     cells_used: int = 0
     pool_cells: int = 0
+    reserved_cells: int = 0
     seats_total: int = 0
     seats_used: int = 0
     turn_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     worker_cells: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def held_cells(self) -> int:
+        """Cells that somebody holds: those that a step may read."""
+        return self.cells_used - self.reserved_cells

@@ -251,6 +251,7 @@ class FloorDesk:
             cells=cells,
             pool_id=request.pool_id,
             named=session_id is not None,
+            booked=turn.payer is not None,
         )
 
     async def _let_in(self, passage: Passage) -> Go:

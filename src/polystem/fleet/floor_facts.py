@@ -1,7 +1,7 @@
 """What the floor gate is told, gathered from the engine, the ledger and the turns inside.
 
-Reads only. Cells count as used where a pool, a running turn or an admitted worker holds or has booked them; those of
-anybody else can be had at any time.
+Reads only. Cells count as used where a pool, a running turn or an admitted worker holds or has booked them, and where a
+window keeps them for its session; those of anybody else can be had at any time.
 """
 
 from __future__ import annotations
@@ -32,19 +32,30 @@ class FactsReader:
         """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
         ledger = self._ledger
         held = self._accounts(inside, members)
+        pool_cells, reserved_cells = ledger.pool_cells, self._reserved_cells(held.values())
         return Facts(
             steps=self._new_steps(engine),
             decoding=engine.decoding,
             prefilling=engine.prefilling,
             prefill_backlog_tokens=engine.prefill_backlog_tokens,
             cells_total=engine.cells_total,
-            cells_used=(pool_cells := ledger.pool_cells) + sum(account.claimed_cells for account in held.values()),
+            cells_used=pool_cells + sum(account.claimed_cells for account in held.values()) + reserved_cells,
+            reserved_cells=reserved_cells,
             pool_cells=pool_cells,
             seats_total=engine.sequences_total,
             seats_used=ledger.pools_held + len(held),
             turn_tokens={worker: len(turn.output) for worker, turn in inside.items()},
             worker_cells={worker: account.claimed_cells for worker, account in held.items()},
         )
+
+    def _reserved_cells(self, held: Iterable[Account]) -> int:
+        """What windows keep beyond their pools and those who hold cells there."""
+        if not len(self._ledger.windows):
+            return 0
+        charges = self._ledger.pool_charges()
+        for account in held:
+            charges[account.payer] += account.claimed_cells
+        return sum(max(0, window.cells - charges[window.session_id]) for window in self._ledger.windows)
 
     def _accounts(self, inside: Mapping[str, Turn], members: Iterable[str]) -> dict[str, Account]:
         """The branches of admitted workers, by worker."""

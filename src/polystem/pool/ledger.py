@@ -171,14 +171,22 @@ class CellLedger:
         charges = self._charges(self._reach(), (each for each in self.accounts.values() if each.branch != own))
         return Room(self._free_cells(charges, payer), self.sequences_total - self.sequences_held)
 
-    def charges(self) -> dict[str | None, int]:
+    def charges(self) -> defaultdict[str | None, int]:
         """What is charged to each window, and under None to the common room."""
         return self._charges(self._reach(), self.accounts.values())
 
-    def _charges(self, reach: dict[Pool, int], accounts: Iterable[Account]) -> dict[str | None, int]:
+    def pool_charges(self) -> defaultdict[str | None, int]:
+        """What pools alone are charged with, by payer."""
+        return self._pool_charges(self._reach())
+
+    def _pool_charges(self, reach: dict[Pool, int]) -> defaultdict[str | None, int]:
         charges: defaultdict[str | None, int] = defaultdict(int)
         for pool, cells in self.tree.own_cells(reach).items():
             charges[pool.payer] += cells
+        return charges
+
+    def _charges(self, reach: dict[Pool, int], accounts: Iterable[Account]) -> defaultdict[str | None, int]:
+        charges = self._pool_charges(reach)
         for account in accounts:
             charges[account.payer] += account.claimed_cells
         return charges
