@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from polystem import __version__
 from polystem.clock import Clock, SystemClock
 from polystem.fleet import Fleet
 from polystem.serve import errors
+from polystem.serve.anthropic.errors import ErrorShape
+from polystem.serve.anthropic.routes import messages_routes
 from polystem.serve.capacity_routes import capacity_routes
 from polystem.serve.control_routes import pool_routes
 from polystem.serve.description import DescribedApp
@@ -23,6 +26,13 @@ from polystem.serve.session_routes import session_routes
 from polystem.serve.settings import ServeSettings
 from polystem.serve.state_routes import state_routes
 from polystem.serve.text_routes import text_routes
+
+
+class _App(DescribedApp):
+    """Whatever goes wrong on the Messages API, also before its routes and after them, comes in that API's shape."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return ErrorShape(super().build_middleware_stack())
 
 
 def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = None) -> FastAPI:
@@ -42,7 +52,7 @@ def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = No
         session_names=SessionNames(settings.session_headers),
         line_rule=LineRule(settings.move_lines),
     )
-    app = DescribedApp(
+    app = _App(
         title="Polystem",
         version=__version__,
         summary="The OpenAI API over shared prefixes, and a control plane for them.",
@@ -53,6 +63,14 @@ def build_app(fleet: Fleet, settings: ServeSettings, *, clock: Clock | None = No
     app.needs_key = bool(settings.api_keys)
     app.add_middleware(Door, settings=settings, metrics=metrics, boot_id=desk.boot_id)
     errors.install(app)
-    for routes in (openai_routes, pool_routes, session_routes, capacity_routes, text_routes, state_routes):
+    for routes in (
+        openai_routes,
+        messages_routes,
+        pool_routes,
+        session_routes,
+        capacity_routes,
+        text_routes,
+        state_routes,
+    ):
         app.include_router(routes(desk))
     return app

@@ -185,8 +185,12 @@ def error_response(error: PolystemError) -> Response:
 
 def error_event(error: Exception) -> bytes:
     """The last event of a stream that failed after its headers were sent."""
-    body = error_body(error) if isinstance(error, PolystemError) else internal_body()
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + orjson.dumps(body_of(error)) + b"\n\n"
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """What a client is told of any failure."""
+    return error_body(error) if isinstance(error, PolystemError) else internal_body()
 
 
 def internal_body() -> dict[str, Any]:
