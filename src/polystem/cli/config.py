@@ -69,6 +69,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tool_format", "engine", "tool_format", "text"),
     Setting("auto_pool", "fleet", "auto_pool", "switch"),
     Setting("pools_max", "fleet", "pools_max", "whole"),
+    Setting("pools_per_owner", "fleet", "pools_per_owner", "whole"),
+    Setting("window_ttl_s", "fleet", "window_ttl_s", "seconds"),
     Setting("auto_pool_min_tokens", "fleet", "auto_pool_min_tokens", "whole"),
     Setting("growth_reserve_tokens", "fleet", "growth_reserve_tokens", "whole"),
     Setting("prefill_budget_tokens", "fleet", "prefill_budget_tokens", "whole"),

@@ -17,7 +17,7 @@ from polystem.clock import SystemClock
 from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.llama.settings import SEQUENCES_LIMIT
 from polystem.engine.tools import TOOL_FORMATS
-from polystem.fleet import Fleet, FloorSettings
+from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.fleet.store import FleetStore
 from polystem.serve import ServeSettings
 from polystem.serve.server import run_server
@@ -57,6 +57,7 @@ The first Ctrl-C or SIGTERM lets running requests finish; the second ends at onc
 ENGINE = LlamaSettings(model_path=model_path(BUNDLED_MODEL))
 SERVE = ServeSettings()
 FLOOR = FloorSettings()
+FLEET = FleetSettings()
 GATE = GateSettings()
 SEQUENCES_HELP = f"Most pools and sessions at once, up to {SEQUENCES_LIMIT}."
 
@@ -131,6 +132,21 @@ ToolFormatFlag = Annotated[
 AutoPoolFlag = Annotated[
     bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
 ]
+PoolsFlag = Annotated[
+    int | None, typer.Option(metavar="N", help="Most pools at once; 0 switches pools off.", show_default="no limit")
+]
+OwnerPoolsFlag = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Most pools that one session owns.", show_default=str(FLEET.pools_per_owner)),
+]
+WindowFlag = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="A session's window (num_ctx) lapses so long after its last request.",
+        show_default=f"{FLEET.window_ttl_s:g}",
+    ),
+]
 KeyFlag = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="Let in who sends this key; repeatable. Needed off loopback.")
 ]
@@ -190,6 +206,9 @@ def serve(
     chat_template_file: TemplateFlag = None,
     tool_format: ToolFormatFlag = None,
     auto_pool: AutoPoolFlag = None,
+    pools_max: PoolsFlag = None,
+    pools_per_owner: OwnerPoolsFlag = None,
+    window_ttl_s: WindowFlag = None,
     floor_tps: FloorFlag = None,
     floor_mode: ModeFlag = None,
     on_saturation: SaturationFlag = None,
