@@ -15,8 +15,10 @@ from polystem.errors import ContextOverflow
 from polystem.fleet.gate import Booking
 from polystem.fleet.session import Sessions
 from polystem.fleet.settings import FleetSettings
-from polystem.fleet.turn import AttachReport, Turn
+from polystem.fleet.turn import AttachReport, Divergence, Turn
 from polystem.pool import Account, CellLedger, Holder, Pool, Room, TokenPath, lendable_tokens, lineage
+
+DIVERGENCE_SHOWN_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,13 @@ class Planner:
             pool_shared_tokens=min(shared, match) if kin else 0,
             shared_tokens=shared,
             pool_unknown=turn.request.pool_id is not None and (named is None or named.state == "failed"),
+            divergence=None if named is None or match == len(named) else _divergence(named.path, turn.path, match),
         )
+
+
+def _divergence(pool: TokenPath, prompt: TokenPath, match_tokens: int) -> Divergence:
+    shown = slice(match_tokens, match_tokens + DIVERGENCE_SHOWN_TOKENS)
+    return Divergence(match_tokens, tuple(pool.ids[shown].tolist()), tuple(prompt.ids[shown].tolist()))
 
 
 def _nothing() -> None:

@@ -20,13 +20,23 @@ from polystem.pool import Account, TokenPath
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where a prompt leaves the pool that it names: the first token that differs, and a few of both from there on."""
+
+    at_tokens: int
+    pool_tokens: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AttachReport:
     """What became of the wish to share.
 
     `pool_id` is the pool named by the request, else the one its cells are borrowed from; `pool_match_tokens` of its
     `pool_len_tokens` agree with the prompt, and `pool_shared_tokens` are borrowed from it, its parents or its children.
     `shared_tokens` are borrowed from whatever pool: a session may hold on to another one, or to one that was released.
-    `pool_unknown` says that the request named a pool that does not exist (any more).
+    `pool_unknown` says that the request named a pool that does not exist (any more). `divergence` is None where the
+    request named none, or its prompt begins with the whole of it.
     """
 
     pool_id: int | None = None
@@ -35,6 +45,7 @@ class AttachReport:
     pool_shared_tokens: int = 0
     shared_tokens: int = 0
     pool_unknown: bool = False
+    divergence: Divergence | None = None
 
 
 Phase: TypeAlias = Literal["queued", "prefill", "generating"]
