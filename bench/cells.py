@@ -117,7 +117,7 @@ async def _fill(client: RemoteClient, crew: Crew) -> tuple[int, int]:
         except Saturated:
             break
         kv = await client.get_json("/kv")
-        held = sum(1 for session in kv["allocations"] if session["cells"] > 0)
+        held = sum(1 for session in kv["sessions"] if session["cells"] > 0)
         if held <= most:
             break
         most, private = held, round(kv["cells_private"] / held)

@@ -52,7 +52,7 @@ def model(url: str) -> ChatPolystem:
 async def session_ids(url: str) -> list[str]:
     async with RemoteClient(url) as client:
         kv = await client.get_json("/kv")
-    return [allocation["session_id"] for allocation in kv["allocations"]]
+    return [session["session_id"] for session in kv["sessions"]]
 
 
 def pool_report(message: AIMessage) -> dict[str, Any]:

@@ -138,8 +138,8 @@ async def test_cells_add_up_with_a_pool_and_a_session() -> None:
     assert kv["cells_total"] == kv["cells_free"] + kv["cells_pool"] + kv["cells_private"]
     assert kv["cells_used"] == kv["cells_pool"] + kv["cells_private"]
     assert kv["naive_cells"] > kv["cells_private"] > 0
-    [session] = kv["allocations"]
-    assert (session["session_id"], session["key"], session["idle"]) == ("courier/1", "courier/1", True)
+    [session] = kv["sessions"]
+    assert (session["session_id"], session["cells"], session["idle"]) == ("courier/1", kv["cells_private"], True)
     assert (kv["live"], kv["waiting"]) == (0, 0)
     assert kv["tokens_decoded"] > 0
 

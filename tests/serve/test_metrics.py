@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polystem.engine.scripted import Answer
+from polystem.engine.scripted import Answer, ScriptedSettings
 from tests.serve.served import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +44,17 @@ async def test_cells_add_up() -> None:
     assert found['polystem_sessions{state="idle"}'] == 1
     assert found["polystem_pools"] == 1
     assert found["polystem_engine_ready"] == 1
+
+
+async def test_windows_are_counted_with_their_cells_and_who_was_refused() -> None:
+    async with serving(Answer("Hello"), engine=ScriptedSettings(cells=4096, context_tokens=4096)) as served:
+        await served.chat(session_id="lead", num_ctx=2048, max_tokens=2)
+        refused = await served.chat(session_id="other", num_ctx=4096)
+        found = await samples(served)
+    assert refused.status_code == 429
+    assert (found["polystem_windows"], found['polystem_window_cells{kind="booked"}']) == (1, 2048)
+    assert 0 < found['polystem_window_cells{kind="used"}'] < 2048
+    assert found["polystem_cell_refusals_total"] == 1
 
 
 async def test_metrics_answer_before_the_engine_is_ready() -> None:

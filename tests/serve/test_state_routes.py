@@ -6,7 +6,6 @@ import pytest
 
 from polystem.engine.scripted import ScriptedSettings
 from polystem.serve import ServeSettings
-from polystem.serve.state_routes import FEATURES, GATE_FEATURES
 from tests.serve.served import serving
 
 pytestmark = pytest.mark.anyio
@@ -24,14 +23,14 @@ async def test_health_is_open_and_never_changes_its_boot() -> None:
 
 async def test_an_engine_that_is_loading_is_503_everywhere() -> None:
     async with serving(started=False) as served:
-        for path in ("/health", "/props", "/v1/models"):
+        for path in ("/health", "/props", "/v1/models", "/kv", "/slots"):
             response = await served.client.get(path)
             assert response.status_code == 503, path
             assert response.json()["reason"] == "engine_starting"
             assert int(response.headers["retry-after"]) >= 1
         chat = await served.chat()
         assert (chat.status_code, chat.json()["reason"]) == (503, "engine_starting")
-        assert (await served.client.get("/kv")).status_code == 200
+        assert (await served.client.get("/metrics")).status_code == 200
 
 
 async def test_an_engine_that_restarts_is_503_with_a_reason_until_it_is_back() -> None:
@@ -59,14 +58,13 @@ async def test_a_drained_server_takes_no_work_and_says_why() -> None:
             assert (response.status_code, response.json()["reason"]) == (503, "draining")
 
 
-async def test_props_name_the_model_the_template_and_true_features_only() -> None:
+async def test_props_name_the_model_and_the_template() -> None:
     async with serving(settings=ServeSettings(model_aliases=("courier",))) as served:
         props = (await served.client.get("/props")).json()
     assert props["model"] == "scripted"
     assert props["model_aliases"] == ["courier"]
     assert props["n_ctx"] == served.engine.settings.context_tokens
     assert "<|im_start|>" in props["chat_template"]
-    assert props["features"] == [*FEATURES, *GATE_FEATURES]
     assert props["opencoti"]["polykv"] == {"pools_enabled": True, "max_pools": 256}
     assert props["default_generation_settings"]["params"]["temperature"] == 1.0
 

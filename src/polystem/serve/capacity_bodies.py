@@ -19,6 +19,7 @@ from polystem.capacity.views import CapacityView, Outlook, WorkerRow
 from polystem.errors import BadRequest, PoolNotFound
 from polystem.fleet import Fleet, FleetStatistics, FloorSettings
 from polystem.fleet.floor_desk import UNNAMED
+from polystem.fleet.windows_view import WindowView
 from polystem.pool import PoolView
 from polystem.serve.facts import NO_POOL_ID
 from polystem.serve.fields import FLOOR_TPS_MAX, FLOOR_TPS_MIN, TOKEN_ID_MAX, Body
@@ -27,6 +28,7 @@ UNMEASURED = -1
 COUNT_MAX = 1_000_000
 SETTLE_MS_MAX = 3_600_000
 RAMP_START, RAMP_WIDTH = 0.70, 0.30
+OWNER_FULL = "session allocation full"
 
 
 class AdmissionBody(Body):
@@ -136,23 +138,27 @@ def admission_object(policy: FloorPolicy | None, server: FloorPolicy | None) -> 
 
 
 def pool_capacity_object(
-    pool: PoolView, now: FleetStatistics, view: CapacityView, outlook: Outlook, *, expected_tokens: int
+    pool: PoolView,
+    now: FleetStatistics,
+    view: CapacityView,
+    outlook: Outlook,
+    *,
+    expected_tokens: int,
+    window: WindowView | None = None,
 ) -> dict[str, Any]:
-    """What one more session on a pool would meet."""
+    """What one more session on a pool would meet; `window` is the owner's, None where the pool is nobody's."""
     cells_free = max(0, outlook.cells_total - outlook.cells_promised)
-    pressure = outlook.cells_promised / outlook.cells_total if outlook.cells_total else 0.0
+    promised = outlook.cells_promised / outlook.cells_total if outlook.cells_total else 0.0
     slots_max = _slots_max(view)
     return {
         "can_admit": outlook.can_admit,
         "reason": outlook.reason,
         "folded": False,
-        "pressure_scope": "cache",
         "owner": pool.owner,
-        "pressure": round(pressure, 4),
-        "window_cells": outlook.cells_total,
-        "compaction_pressure": round(min(1.0, max(0.0, (pressure - RAMP_START) / RAMP_WIDTH)), 4),
         "headroom_sessions": UNMEASURED if outlook.admissible is None else outlook.admissible,
-        "kv_headroom_pct": round(100 * (1 - min(1.0, pressure)), 2),
+        **_pressure_object("cache", promised, outlook.cells_total),
+        **({} if window is None else _in_window(window, outlook, expected_tokens)),
+        "kv_headroom_pct": round(100 * (1 - min(1.0, promised)), 2),
         "kv_cells_free": cells_free,
         "kv_cells_total": outlook.cells_total,
         "kv_streams_total": view.seats_total,
@@ -187,6 +193,25 @@ def pool_capacity_object(
         "floor_tps": outlook.floor_tps,
         "share_next": outlook.share_next,
     }
+
+
+def _pressure_object(scope: Literal["cache", "session"], pressure: float, cells: int) -> dict[str, Any]:
+    """How full what a newcomer would be charged to is."""
+    return {
+        "pressure_scope": scope,
+        "pressure": round(pressure, 4),
+        "window_cells": cells,
+        "compaction_pressure": round(min(1.0, max(0.0, (pressure - RAMP_START) / RAMP_WIDTH)), 4),
+    }
+
+
+def _in_window(window: WindowView, outlook: Outlook, expected_tokens: int) -> dict[str, Any]:
+    """What an owner's window changes: whoever comes must find room in it as well."""
+    told = _pressure_object("session", window.pressure, window.cells)
+    most = max(0, window.free) // max(1, expected_tokens)
+    headroom = most if outlook.admissible is None else min(most, outlook.admissible)
+    told |= {"headroom_sessions": headroom}
+    return told if most else told | {"can_admit": False, "reason": OWNER_FULL}
 
 
 def elastic_object(view: CapacityView, policy: FloorPolicy) -> dict[str, Any]:

@@ -42,7 +42,9 @@ from polystem.serve.control_routes import PoolId
 from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import error_event, json_response
+from polystem.serve.fields import LiveQuery
 from polystem.serve.json_route import JsonRoute
+from polystem.serve.kv_bodies import held_window
 from polystem.serve.turns import STREAM_HEADERS
 
 TPS_EVERY_S = 1.0
@@ -83,8 +85,8 @@ def capacity_routes(desk: Desk) -> APIRouter:
         """All that the gate knows: who could be let in, what binds, the fitted model, and the audit of all workers."""
         return json_response(_capacity(desk))
 
-    @router.get("/elastic", responses=describes(ElasticAnswer) | errors_of(401, 404, 503))
-    async def elastic() -> Response:
+    @router.get("/elastic", responses=describes(ElasticAnswer) | errors_of(400, 401, 404, 503))
+    async def elastic(query: Annotated[LiveQuery, Query()]) -> Response:
         """How many workers run, how many may, and why not more."""
         return json_response(elastic_state_object(*_gate(desk)))
 
@@ -119,7 +121,8 @@ def _pool_capacity(desk: Desk, pool: PoolView, expected_tokens: int | None) -> d
     view, _ = _gate(desk)
     expected = desk.fleet.settings.growth_reserve_tokens if expected_tokens is None else expected_tokens
     outlook = desk.fleet.capacity_for(pool.pool_id, expected)
-    told = pool_capacity_object(pool, desk.fleet.statistics(), view, outlook, expected_tokens=expected)
+    window = None if pool.owner is None else held_window(desk.fleet, pool.owner)
+    told = pool_capacity_object(pool, desk.fleet.statistics(), view, outlook, expected_tokens=expected, window=window)
     return {"pool_id": pool.pool_id} | told | {"admission": admission_of(desk.fleet, pool.pool_id)}
 
 

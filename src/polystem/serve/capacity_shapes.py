@@ -25,7 +25,7 @@ class PoolCapacityAnswer(Shape):
     can_admit: bool = Field(description="whether one more session would be let in at once")
     reason: str | None
     folded: bool = Field(description="always false: reading teaches nothing")
-    pressure_scope: Literal["cache"]
+    pressure_scope: Literal["cache", "session"] = Field(description="session: the owner's window")
     owner: str | None
     pressure: float
     window_cells: int

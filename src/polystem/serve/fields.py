@@ -40,6 +40,14 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class LiveQuery(BaseModel):
+    """The query of a control read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    live: Literal["0", "1"] | None = Field(default=None, description="no effect: nothing told is older than 0.1 s")
+
+
 def _only_false(value: bool) -> bool:
     if value:
         raise ValueError("must be false")

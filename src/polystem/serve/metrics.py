@@ -103,6 +103,7 @@ class _FleetGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         now = self._fleet.statistics()
         yield from _cell_gauges(now)
+        yield from _window_gauges(self._fleet)
         yield from _work_gauges(now)
         yield from _engine_metrics(now)
         if now.floor is not None:
@@ -113,6 +114,17 @@ def _cell_gauges(now: FleetStatistics) -> Iterator[Metric]:
     cells = {"total": now.cells.total, "free": now.cells.free, "pool": now.cells.pool, "private": now.cells.private}
     yield _by_label("polystem_cells", "KV cells: total = free + pool + private.", "kind", cells)
     yield GaugeMetricFamily("polystem_naive_cells", "Cells that this state would take unshared.", now.cells.naive)
+
+
+def _window_gauges(fleet: Fleet) -> Iterator[Metric]:
+    windows = [window for window in fleet.windows() if not window.per_request]
+    pressure = fleet.window_pressure()
+    yield GaugeMetricFamily("polystem_windows", "Windows that sessions hold.", len(windows))
+    cells = {"booked": sum(each.cells for each in windows), "used": sum(each.used for each in windows)}
+    yield _by_label("polystem_window_cells", "Cells of all windows together.", "kind", cells)
+    yield GaugeMetricFamily("polystem_idle_resident_cells", "Cells of idle sessions.", pressure.idle_resident)
+    text = "Turns, pools and windows refused for want of cells."
+    yield CounterMetricFamily("polystem_cell_refusals", text, pressure.refusals_total)
 
 
 def _work_gauges(now: FleetStatistics) -> Iterator[Metric]:

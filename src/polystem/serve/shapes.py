@@ -75,6 +75,13 @@ class AttachFacts(Shape):
     pool_match: int
     pool_len: int
     pool_unknown: bool
+    diverges_at: int | None = Field(
+        default=None, description="only where the pool did not match whole: the first token"
+    )
+    pool_text: str | None = Field(default=None, description="how the pool goes on from there; not with several keys")
+    prompt_text: str | None = Field(
+        default=None, description="how the prompt goes on from there; not with several keys"
+    )
 
 
 class AnswerShape(Shape):
@@ -195,15 +202,19 @@ class PoolFacts(Shape):
     attached_ever: bool
     created_ts: float
     last_access_ts: float
+    source_session: str | None = Field(description="the session that it was cut out of")
+    orphaned_pin: bool = Field(description="pinned, and neither owner, child nor user: a leak")
     borrowers: int
     auto: bool = Field(description="found by the server, not asked for")
     state: Literal["building", "ready", "failed"]
     admission: AdmissionFacts
+    reused: bool | None = Field(default=None, description="true where it was there already")
+    warning: str | None = Field(default=None, description="what may surprise whoever made it")
 
 
 class PoolList(Shape):
     pools_max: int
-    tree_depth: int
+    tree_depth: int = Field(description="levels of the tree; 1 where there are only roots")
     pools: list[PoolFacts]
 
 
@@ -213,35 +224,6 @@ class OkAnswer(Shape):
 
 class ReleasedAnswer(Shape):
     released: bool
-
-
-class ClosedAnswer(Shape):
-    session_id: str
-    found: bool
-    released: bool
-    kv_dropped: bool
-    dropped_cells: int
-
-
-class AllocationFacts(Shape):
-    session_id: str
-    key: str
-    cells: int
-    used: int
-    idle: bool
-
-
-class KvAnswer(Shape):
-    cells_total: int
-    cells_free: int
-    cells_used: int
-    cells_pool: int
-    cells_private: int
-    naive_cells: int
-    live: int
-    waiting: int
-    tokens_decoded: int
-    allocations: list[AllocationFacts]
 
 
 class HealthAnswer(Shape):
@@ -278,9 +260,20 @@ class ElasticFacts(Shape):
     tps_floor: float | None
 
 
+class CacheFacts(Shape):
+    effective: int
+    cells_total: int
+    session_ctx_max: int
+    unified: bool
+    type_k: str | None
+    type_v: str | None
+
+
 class OpencotiFacts(Shape):
     boot_id: str
+    started_at: int
     polykv: PolykvFacts
+    kv: CacheFacts
     elastic_slots: ElasticFacts | None = Field(default=None, description="absent without a gate that knows a floor")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -17,22 +17,11 @@ from polystem.serve.capacity_bodies import elastic_object
 from polystem.serve.description import Responses, describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import json_response
+from polystem.serve.features import features_of
+from polystem.serve.fields import LiveQuery
 from polystem.serve.json_route import JsonRoute
 from polystem.serve.shapes import HealthAnswer, PropsAnswer
 
-FEATURES = (
-    "attach_in_response_v1",
-    "pool_match_in_response_v1",
-    "pool_unknown_in_response_v1",
-    "session_close_v1",
-    "session_close_body_v1",
-)
-GATE_FEATURES = (
-    "capacity_readonly_v1",
-    "elastic_rw_v1",
-    "settle_waived_header_v1",
-    "tps_real_pool_id_v1",
-)
 METRICS_TEXT: Responses = {200: {"description": "Prometheus text", "content": {"text/plain": {}}}}
 
 
@@ -48,8 +37,8 @@ def state_routes(desk: Desk) -> APIRouter:
             raise trouble
         return json_response({"status": "ok", "boot_id": desk.boot_id, "started_at": desk.started_at})
 
-    @router.get("/props", responses=describes(PropsAnswer) | errors_of(401, 503))
-    async def props() -> Response:
+    @router.get("/props", responses=describes(PropsAnswer) | errors_of(400, 401, 503))
+    async def props(query: Annotated[LiveQuery, Query()]) -> Response:
         """What is served here, and what this server can do."""
         return json_response(props_object(desk, desk.fleet.engine.info))
 
@@ -81,7 +70,7 @@ def trouble_of(now: FleetStatistics) -> Unavailable | None:
 
 def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
     temperature = Sampling().temperature
-    pools_max = info.sequences_total
+    pools_max = desk.fleet.pools_max
     return {
         "build_info": f"polystem-{__version__}",
         "boot_id": desk.boot_id,
@@ -109,15 +98,24 @@ def props_object(desk: Desk, info: EngineInfo) -> dict[str, Any]:
         },
         "opencoti": {
             "boot_id": desk.boot_id,
+            "started_at": desk.started_at,
             "polykv": {"pools_enabled": pools_max > 0, "max_pools": pools_max},
+            "kv": _kv_facts(info),
             **_elastic_slots(desk.fleet),
         },
     }
 
 
-def features_of(fleet: Fleet) -> list[str]:
-    """What is true of this server, in the control plane's words; clients do things because of it."""
-    return [*FEATURES, *(GATE_FEATURES if fleet.floor_settings is not None else ())]
+def _kv_facts(info: EngineInfo) -> dict[str, Any]:
+    """The cache as it came out: what a client may count on, and how a cell is kept."""
+    return {
+        "effective": info.cells_total,
+        "cells_total": info.cells_total,
+        "session_ctx_max": info.context_tokens,
+        "unified": True,
+        "type_k": info.settings.get("cache_type_k"),
+        "type_v": info.settings.get("cache_type_v"),
+    }
 
 
 def _elastic_slots(fleet: Fleet) -> dict[str, Any]:

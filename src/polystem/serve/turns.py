@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from polystem.capacity.asks import Go
 from polystem.clock import Clock
 from polystem.errors import PolystemError
-from polystem.fleet import AttachReport
+from polystem.fleet import AttachReport, Turn
 from polystem.messages import Delta, Request
 from polystem.serve.bounded import ClientLeft
 from polystem.serve.desk import Desk
@@ -27,6 +27,7 @@ from polystem.serve.errors import json_response
 from polystem.serve.events import Events
 from polystem.serve.facts import attach_of, timings_of, usage_of
 from polystem.serve.keepalive import comment_of, kept_alive
+from polystem.serve.kv_bodies import window_cells_of
 from polystem.serve.metrics import TurnMeter
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 ID_HEADER = "x-request-id"
+WINDOW_HEADER = "x-context-window"
 REMAINING_HEADER = "x-sessions-remaining"
 SETTLE_HEADER = "x-polykv-settle-waived"
 
@@ -73,11 +75,11 @@ class WholeTurn(Response):
     async def _gather(self, meter: TurnMeter) -> Response:
         last = Delta()
         async with self._desk.fleet.turn(self._request) as turn:
-            headers = {ID_HEADER: self._request.id} | admission_headers(turn.verdict)
+            headers = {ID_HEADER: self._request.id} | _headers_of(turn)
             async for last in turn:
                 meter.piece()
                 self._answer.add(last)
-            facts = _facts_of(self._request, last, turn.attach)
+            facts = await _facts_of(self._desk, self._request, last, turn.attach)
         meter.finished(last)
         return json_response(self._answer.whole(last, facts), headers=headers)
 
@@ -97,7 +99,7 @@ class StreamedTurn(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         meter = self._desk.metrics.turn(self._desk.clock)
-        stream = _Stream(send, self._desk.clock, {ID_HEADER: self._request.id})
+        stream = _Stream(send, self._desk.clock, {ID_HEADER: self._request.id}, early=self._early_headers)
         try:
             await self._desk.bounded(self._run(stream, meter), receive)
         except ClientLeft:
@@ -117,14 +119,18 @@ class StreamedTurn(Response):
             kept_alive(stream, self._desk.clock, every_s=self._ping_s, comment=self._comment),
             self._desk.fleet.turn(self._request) as turn,
         ):
-            await stream.open(events.opening(turn), admission_headers(turn.verdict))
+            await stream.open(events.opening(turn), _headers_of(turn))
             async for last in turn:
                 meter.piece()
                 if last.finish_reason is None and (piece := events.piece(last)):
                     await stream.write(piece)
-            facts = _facts_of(self._request, last, turn.attach)
+            facts = await _facts_of(self._desk, self._request, last, turn.attach)
         meter.finished(last)
         await stream.close(events.piece(last) + events.closing(last, facts))
+
+    def _early_headers(self) -> dict[str, str]:
+        """What is known of a turn that is not in yet: its window is booked before it waits."""
+        return {WINDOW_HEADER: str(window_cells_of(self._desk.fleet, self._request))}
 
     def _comment(self) -> bytes:
         return self._events.keepalive(comment_of(self._desk.fleet.turn_of(self._request.id)))
@@ -133,10 +139,13 @@ class StreamedTurn(Response):
 class _Stream:
     """The response of a stream: headers once, then bytes, one write at a time."""
 
-    def __init__(self, send: Send, clock: Clock, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, send: Send, clock: Clock, headers: Mapping[str, str], *, early: Callable[[], Mapping[str, str]]
+    ) -> None:
         self._send = send
         self._clock = clock
         self._headers = headers
+        self._early = early
         self._lock = asyncio.Lock()
         self.is_open = False
         self.sent_at_s = clock.now_s()
@@ -150,7 +159,7 @@ class _Stream:
 
     async def remind(self, comment: bytes) -> None:
         async with self._lock:
-            await self._start({})
+            await self._start({} if self.is_open else self._early())
             await self._put(comment)
 
     async def write(self, piece: bytes) -> None:
@@ -174,6 +183,11 @@ class _Stream:
         await self._send({"type": "http.response.body", "body": piece, "more_body": more_body})
 
 
+def _headers_of(turn: Turn) -> dict[str, str]:
+    """What is known of a turn that is in: the window that it runs on, and what the gate says."""
+    return {WINDOW_HEADER: str(turn.context_window_cells)} | admission_headers(turn.verdict)
+
+
 def admission_headers(verdict: Go | None) -> dict[str, str]:
     """What the gate says of a turn that it has let in; a number that is not known is left out, never told as 0."""
     headers: dict[str, str] = {}
@@ -186,11 +200,11 @@ def admission_headers(verdict: Go | None) -> dict[str, str]:
     return headers
 
 
-def _facts_of(request: Request, last: Delta, attach: AttachReport) -> dict[str, Any]:
+async def _facts_of(desk: Desk, request: Request, last: Delta, attach: AttachReport) -> dict[str, Any]:
     """Usage, timings, and the attach block where the request named a pool."""
     assert last.usage is not None
     assert last.timings is not None
     facts: dict[str, Any] = {"usage": usage_of(last.usage), "timings": timings_of(last.usage, last.timings)}
     if request.pool_id is not None:
-        facts["opencoti"] = attach_of(attach)
+        facts["opencoti"] = await attach_of(desk, attach)
     return facts

@@ -14,6 +14,7 @@ from polystem.errors import BadRequest, UnsupportedField
 from polystem.serve.capacity_bodies import AdmissionBody, ElasticBody
 from polystem.serve.chat import ChatBody, TemplateBody
 from polystem.serve.completion import CompletionBody
+from polystem.serve.kv_bodies import SessionResizeBody
 from polystem.serve.pool_bodies import PoolBody
 from polystem.serve.refused import REFUSED_FIELDS
 
@@ -21,7 +22,7 @@ Finding = Mapping[str, Any]
 REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
 Path = tuple[str | int, ...]
 
-BODIES = (ChatBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody)
+BODIES = (ChatBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody, SessionResizeBody)
 KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
 EXPECTED_TYPE: Mapping[str, str] = {
