@@ -18,6 +18,9 @@ from tests.engine.remote.raw_server import Raw, raw_server, stream
 
 Body = dict[str, Any]
 HANGING = Raw(hangs=True)
+ELASTIC: Body = {
+    "tps_floor": 4.0, "mode": "advisory", "on_saturation": "warn", "max_workers": None, "queued": 3, "held": 1,
+}  # fmt: skip
 
 
 def right_call(messages: Sequence[Body]) -> Call:
@@ -83,6 +86,8 @@ class CourierServer:
     pools: bool = True
     tokenizes: bool = True
     short_tokens: int = 0
+    elastic: Body = field(default_factory=lambda: dict(ELASTIC))
+    elastic_told: list[Body] = field(default_factory=lambda: [])
     chats: list[Body] = field(default_factory=lambda: [])
     completions: list[Body] = field(default_factory=lambda: [])
     closed: list[str] = field(default_factory=lambda: [])
@@ -126,6 +131,11 @@ class CourierServer:
         if path == "/kv":
             counts = {"cells_total": 9000, "cells_used": 500, "cells_pool": 400, "cells_private": 100}
             return _json(counts | {"naive_cells": 900, "tokens_decoded": 5})
+        if path == "/elastic":
+            if body:
+                self.elastic_told.append(body)
+                self.elastic |= {name: value or None for name, value in body.items()}
+            return _json(self.elastic)
         if path == "/props":
             settings = {"cells": 9000, "model_path": "/some/where/nano-q4_k_m.gguf"}
             return _json({"build": "b7", "model_sha256": "ab", "settings": settings})

@@ -112,7 +112,7 @@ def parse_delay(text: str) -> Delay:
     word, _, rest = text.partition(":")
     if word == "trace":
         return Delay("trace", (), f"trace:{Path(rest).name}", read_trace(Path(rest)))
-    kind: Kind = cast("Kind", word) if word in _TAKES else "uniform"
+    kind: Kind = word if word in _TAKES else "uniform"
     numbers = _numbers(text if kind == "uniform" else rest, text)
     match kind, numbers:
         case "uniform", [value]:

@@ -1,0 +1,91 @@
+"""`polystem courier sweep` and `compare`, from their arguments to exit codes and what they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from polystem.cli.main import run
+from polystem.harness.sweep_record import read_sweep
+from tests.cli.test_courier import in_background
+from tests.harness.courier_server import CourierServer, said_text
+
+QUICK = ["--packages", "2", "--steps", "3", "--prefix-tokens", "1500", "--tool-delay-s", "0:0"]
+
+
+def test_a_sweep_names_a_floor_and_can_be_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server, out = CourierServer(), tmp_path / "sweep"
+    with in_background(server) as url:
+        arguments = [
+            "courier",
+            "sweep",
+            "--base-url",
+            url,
+            "--floors",
+            "0,0.5",
+            "--margin",
+            "9",
+            "--out",
+            str(out),
+            *QUICK,
+        ]
+        assert run([*arguments, "--repeats", "2"]) == 0
+        printed = capsys.readouterr()
+        assert "Sweet spot: 0.5 tokens/s" in printed.out
+        assert "kept its floor" in printed.out
+        assert "run 4 of 4: no gate, repeat 2" in printed.err
+        chats = len(server.chats)
+        assert run([*arguments, "--repeats", "2", "--json"]) == 0
+        assert len(server.chats) == chats, "what is there is not run again"
+        assert orjson.loads(capsys.readouterr().out)["sweet_spot"]["floor_tps"] == 0.5
+    assert read_sweep(out).finished
+    assert run(["courier", "compare", f"{out}:0.5", f"{out}:0", "--out", str(tmp_path / "c")]) == 0
+    printed = capsys.readouterr().out
+    assert "pairs are repeats" in printed
+    assert "Delivered: A 4 of 4, B 4 of 4; both 4" in printed
+    assert (tmp_path / "c" / "compare.json").exists()
+
+
+def test_a_sweep_without_a_sweet_spot_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_background(CourierServer(chat=lambda _body, _number: said_text("no"))) as url:
+        arguments = ["--base-url", url, "--floors", "0.5", "--repeats", "1", "--out", str(tmp_path / "s"), *QUICK]
+        assert run(["courier", "sweep", *arguments]) == 1
+    printed = capsys.readouterr().out
+    assert "No sweet spot" in printed
+    assert "no floor delivered every package in every repeat." in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--floors", "five"], "--floors is 'five'; write tokens/s with commas between"),
+        (["--floors", "0"], "floors are 0; give each once, one above 0 at least"),
+        (["--floors", "5", "--arm", "plain"], "--arm is 'plain'; a sweep sets the floor of the gate"),
+        (["--floors", "5", "--repeats", "0"], "repeats is 0; it must be at least 1"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    assert run(["courier", "sweep", "--out", str(tmp_path / "s"), *arguments]) == 2
+    assert f"error: {complaint}" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_runs_that_differ_are_not_compared_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_background(CourierServer()) as url:
+        for name, seed in (("a", "1"), ("b", "2")):
+            assert (
+                run(["courier", "run", "--base-url", url, "--seed", seed, "--out", str(tmp_path / name), *QUICK]) == 0
+            )
+    capsys.readouterr()
+    sides = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert run(["courier", "compare", *sides]) == 2
+    told = capsys.readouterr().err
+    assert "seed is 1 and 2" in told
+    assert "hint: where that is meant, add --allow" in told
+    allowed = [word for field in ("seed", "work_sha256", "prefix_tokens") for word in ("--allow", field)]
+    assert run(["courier", "compare", *sides, *allowed]) == 0
+    assert "Differs, as allowed: seed." in capsys.readouterr().out
