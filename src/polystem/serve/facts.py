@@ -6,6 +6,7 @@ from typing import Any
 
 from polystem.fleet import AttachReport
 from polystem.messages import Timings, Usage
+from polystem.serve.desk import Desk
 
 NO_POOL_ID = -1
 
@@ -38,15 +39,28 @@ def timings_of(usage: Usage, timings: Timings) -> dict[str, Any]:
     }
 
 
-def attach_of(attach: AttachReport) -> dict[str, Any]:
-    """The "opencoti" block, in the control plane's names."""
-    return {
+async def attach_of(desk: Desk, attach: AttachReport) -> dict[str, Any]:
+    """The "opencoti" block, in the control plane's names.
+
+    Where the pool did not match whole, it tells the first token that differs and how both sides go on. Where several
+    keys are given out, the texts stay away: a pool may hold another tenant's words.
+    """
+    told: dict[str, Any] = {
         "pool_id": NO_POOL_ID if attach.pool_id is None else attach.pool_id,
         "n_pool_shared": attach.pool_shared_tokens,
         "pool_match": attach.pool_match_tokens,
         "pool_len": attach.pool_len_tokens,
         "pool_unknown": attach.pool_unknown,
     }
+    parting = attach.divergence
+    if parting is None:
+        return told
+    told["diverges_at"] = parting.at_tokens
+    if len(desk.settings.api_keys) <= 1:
+        engine = desk.fleet.engine
+        told["pool_text"] = await engine.detokenize(parting.pool_tokens)
+        told["prompt_text"] = await engine.detokenize(parting.prompt_tokens) if parting.prompt_tokens else ""
+    return told
 
 
 def _ms(duration_s: float) -> float:
