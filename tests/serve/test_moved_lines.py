@@ -10,7 +10,7 @@ from polystem.errors import ConfigError
 from polystem.messages import Message
 from polystem.serve import ServeSettings
 from polystem.serve.moved_lines import PATTERN_CHARS_MAX, PATTERNS_MAX, LineRule
-from tests.serve.served import Served, serving
+from tests.serve.served import Served, events_of, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -110,3 +110,31 @@ async def test_without_the_rule_the_same_prompts_part_at_the_date() -> None:
         pool = (await served.client.post("/polykv/pools", json={"messages": body_of(1)["messages"][:1]})).json()
         chat = await served.client.post("/v1/chat/completions", json=body_of(2, pool_id=pool["pool_id"]))
     assert chat.json()["opencoti"]["pool_match"] == len("system\nBe brief.\nToday: ") + 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("keys", "shown"), [((), True), (("a",), True), (("a", "b"), False)])
+async def test_where_a_prompt_leaves_its_pool_is_told_with_the_words_of_both(
+    keys: tuple[str, ...], shown: bool, stream: bool
+) -> None:
+    headers = [("x-api-key", "a")]
+    async with serving(settings=ServeSettings(api_keys=keys), headers=headers) as served:
+        pool = (await served.client.post("/polykv/pools", json={"messages": body_of(1)["messages"][:1]})).json()
+        sent = body_of(2, pool_id=pool["pool_id"], stream=stream)
+        response = await served.client.post("/v1/chat/completions", json=sent)
+        told = (events_of(response.content)[-1] if stream else response.json())["opencoti"]
+        same = await served.client.post("/v1/chat/completions", json=body_of(1, pool_id=pool["pool_id"]))
+    assert told["diverges_at"] == told["pool_match"] < told["pool_len"]
+    assert ("pool_text" in told) is ("prompt_text" in told) is shown
+    if shown:
+        assert told["pool_text"] == "1\n  Keep\ttabs.\r\nSt"[:16]
+        assert told["prompt_text"] == "2\n  Keep\ttabs.\r\nSt"[:16]
+    assert "diverges_at" not in same.json()["opencoti"]
+
+
+async def test_a_prompt_that_ends_within_its_pool_goes_on_with_nothing() -> None:
+    async with serving() as served:
+        pool = (await served.client.post("/polykv/pools", json={"prompt": "abcdef"})).json()
+        sent = {"prompt": "abc", "max_tokens": 1, "pool_id": pool["pool_id"]}
+        told = (await served.client.post("/v1/completions", json=sent)).json()["opencoti"]
+    assert (told["diverges_at"], told["pool_text"], told["prompt_text"]) == (3, "def", "")

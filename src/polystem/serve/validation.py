@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from polystem.errors import BadRequest, UnsupportedField
+from polystem.serve.anthropic.bodies import MessagesBody
 from polystem.serve.capacity_bodies import AdmissionBody, ElasticBody
 from polystem.serve.chat import ChatBody, TemplateBody
 from polystem.serve.completion import CompletionBody
@@ -22,7 +23,7 @@ Finding = Mapping[str, Any]
 REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
 Path = tuple[str | int, ...]
 
-BODIES = (ChatBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody, SessionResizeBody)
+BODIES = (ChatBody, MessagesBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody, SessionResizeBody)
 KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
 EXPECTED_TYPE: Mapping[str, str] = {
