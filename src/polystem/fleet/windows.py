@@ -260,10 +260,12 @@ class FleetWindows:
             await to_the_end(self.lapse())
 
     def _soonest_s(self) -> float:
-        """In how many seconds the first window may lapse; one in use is looked at again a whole time later."""
-        ttl_s = self._settings.window_ttl_s
-        idle_s = (self._clock.now_s() - window.touched_at for window in self._ledger.windows)
-        return min((ttl_s - each if each < ttl_s else ttl_s for each in idle_s), default=ttl_s)
+        """In how many seconds the first window may lapse; one whose time is over, but which is in use, a whole time
+        later: the end of that use begins its time anew."""
+        now_s, ttl_s = self._clock.now_s(), self._settings.window_ttl_s
+        left_s = {window.session_id: window.touched_at + ttl_s - now_s for window in self._ledger.windows}
+        due = (max(0.0, left) for name, left in left_s.items() if left > 0 or not self._in_use(name))
+        return min(due, default=ttl_s)
 
     async def lapse(self) -> list[str]:
         """Ends the windows whose time is over; returns whose they were."""
