@@ -11,7 +11,7 @@ import uvicorn
 
 from polystem.clock import SystemClock
 from polystem.engine.scripted import Answer, ScriptedEngine
-from polystem.fleet import Fleet, FleetSettings
+from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.messages import Prompt, Request, ToolCall
 from polystem.serve.app import build_app
 from polystem.serve.server import listen, url_of
@@ -28,10 +28,12 @@ def courier(request: Request, _prompt: Prompt) -> Answer:
 
 
 @asynccontextmanager
-async def served(engine: ScriptedEngine, *, auto_pool: bool = False) -> AsyncGenerator[str, None]:
+async def served(
+    engine: ScriptedEngine, *, auto_pool: bool = False, floor: FloorSettings | None = None
+) -> AsyncGenerator[str, None]:
     """Polystem's server around an engine, on a free port."""
     settings = ServeSettings(port=0)
-    fleet = Fleet(engine, clock=SystemClock(), settings=FleetSettings(auto_pool=auto_pool))
+    fleet = Fleet(engine, clock=SystemClock(), settings=FleetSettings(auto_pool=auto_pool), floor=floor)
     listener = listen(settings)
     app = build_app(fleet, settings)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none"))
