@@ -23,8 +23,9 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import ConfigError, Draining, EngineRestarting, EngineStarting
+from polystem.errors import BadRequest, ConfigError, Draining, EngineRestarting, EngineStarting
 from polystem.fleet.closing import SessionCloser
+from polystem.fleet.continuation import continued
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.floor_desk import FloorDesk, Passage
 from polystem.fleet.floor_facts import FactsReader
@@ -49,7 +50,7 @@ from polystem.fleet.turn import Turn, TurnView
 from polystem.fleet.window_resizes import WindowResizes
 from polystem.fleet.windows import FleetWindows
 from polystem.fleet.windows_view import Resized
-from polystem.messages import DEFAULT_TENANT, Delta, Request, Timings
+from polystem.messages import DEFAULT_TENANT, Delta, Prompt, Request, Timings
 from polystem.pool import Account, CellLedger
 
 MakeGate: TypeAlias = Callable[[CellLedger, Drop], Gate]
@@ -235,7 +236,7 @@ class Fleet:
         self._check_open()
         if self.floor_desk is not None:
             self.floor_desk.check(request)
-        prompt = await self.engine.encode(request)
+        prompt = await self._prompt(request)
         self._check_open()
         turn = Turn(request, prompt, self._clock.now_s())
         self._planner.check_context(turn, self.engine.info.context_tokens)
@@ -245,6 +246,20 @@ class Fleet:
             yield turn
         finally:
             await turn.leave()
+
+    async def _prompt(self, request: Request) -> Prompt:
+        """The request as the model reads it. Raises BadRequest where a pool to be continued cannot be."""
+        if not request.continue_pool:
+            return await self.engine.encode(request)
+        assert request.pool_id is not None
+        pool = self._ledger.tree.find(request.pool_id)
+        if pool is None:
+            raise BadRequest(
+                f"'continue_pool' needs pool {request.pool_id}, which does not exist (any more); "
+                "send the whole conversation without it",
+                param="pool_id",
+            )
+        return await continued(self.engine, request, pool.path)
 
     def _begin(self, turn: Turn) -> None:
         self._tally.add(turns_begun=1)

@@ -111,6 +111,9 @@ class TurnBody(Body):
     stream: bool | None = None
     session_id: SessionId | None = Field(default=None, description="the conversation whose KV may be continued")
     pool_id: int | None = Field(default=None, ge=-1, le=TOKEN_ID_MAX, description="-1 is none")
+    continue_pool: bool | None = Field(
+        default=None, description="true: messages hold the new turns only; pool_id holds all before them"
+    )
     shared_prefix_n_tokens: Count | None = Field(default=None, description="most tokens that a pool may lend")
     num_ctx: Cells | None = Field(default=None, description="the window to book for a session that holds none")
     num_ctx_min: Cells | None = Field(default=None, description="the least that will do; absent: all of num_ctx")
@@ -132,7 +135,25 @@ class TurnBody(Body):
             raise BadRequest("'num_ctx' books a window for a session; send a 'session_id' too", param="num_ctx")
         if self.overcommit:
             asked = least = None
-        return replace(request, num_ctx=asked, num_ctx_min=least, shared_prefix_max_tokens=self.shared_prefix_n_tokens)
+        return replace(
+            request,
+            num_ctx=asked,
+            num_ctx_min=least,
+            shared_prefix_max_tokens=self.shared_prefix_n_tokens,
+            continue_pool=self._continues(request),
+        )
+
+    def _continues(self, request: Request) -> bool:
+        """Whether the request goes on from the end of its pool. Raises BadRequest where it names none, or cannot."""
+        if not self.continue_pool:
+            return False
+        if request.pool_id is None:
+            raise BadRequest("'continue_pool' needs the pool to continue; send a 'pool_id' too", param="pool_id")
+        if request.messages is None:
+            raise BadRequest(
+                "'continue_pool' goes with 'messages' only; a plain prompt is sent whole", param="continue_pool"
+            )
+        return True
 
     def ping_s(self, default_s: float, *, wanted: bool | None) -> float | None:
         """The longest silence of this body's stream, None for no limit.

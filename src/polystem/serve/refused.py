@@ -11,7 +11,6 @@ REFUSED_FIELDS: Mapping[str, str] = {
     "audio": "this server answers with text only",
     "backend_sampling": "there is one sampler; leave it out",
     "best_of": "one answer is generated for each request; leave it out",
-    "continue_pool": "send the whole conversation; the shared prefix is found by comparison",
     "from_slot": "sessions are named, slots are not: send 'from_session'",
     "function_call": "deprecated by OpenAI; send 'tool_choice'",
     "functions": "deprecated by OpenAI; send 'tools'",
