@@ -43,6 +43,8 @@ def operations() -> list[tuple[str, str, GenerationMode]]:
 MORE_RULES = {
     *("/v1/chat/completions", "/v1/completions", "/apply-template", "/detokenize"),
     *("/polykv/pools", "/polykv/pools/{pool_id}/fork", "/polykv/pools/{pool_id}/admission", "/elastic"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
+    *("/sessions/resize", "/sessions/{session_id}/resize", "/kv/sessions/{session_id}/resize"),
 }
 
 

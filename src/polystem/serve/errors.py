@@ -133,15 +133,16 @@ def _reason_of(error: Saturated) -> str:
 
 
 def _resize_of(error: ResizeRefused) -> dict[str, Any]:
-    """What the window is like that keeps its size; nothing of one that does not exist."""
-    told: dict[str, Any] = {"error_kind": error.kind}
-    if error.used_cells is not None:
-        told["used"] = error.used_cells
-    if error.window_cells is not None:
-        told |= {"window": error.window_cells, "cells": error.window_cells}
-    if error.kind == "exhausted":
-        told["retry_after_s"] = round(_retry_after_s(error), 3)
-    return told | _largest_admissible_of(error) | _pressure_of(error.pressure)
+    """What the window is like that keeps its size; null where there is none."""
+    told: dict[str, Any] = {
+        "error_kind": error.kind,
+        "used": error.used_cells,
+        "window": error.window_cells,
+        "cells": error.window_cells,
+        "largest_admissible": error.largest_admissible_cells,
+        "pressure": None if error.pressure is None else round(error.pressure, 4),
+    }
+    return told | ({"retry_after_s": round(_retry_after_s(error), 3)} if error.kind == "exhausted" else {})
 
 
 def _largest_admissible_of(error: Saturated | ResizeRefused) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from polystem.fleet import ClosedSession, Fleet, SessionView, TurnView
 from polystem.fleet.windows_view import PressureView, Resized, WindowView
 from polystem.messages import Request
 from polystem.serve.facts import NO_POOL_ID
-from polystem.serve.fields import Body, SessionId
+from polystem.serve.fields import TOKEN_ID_MAX, Body, SessionId
 
 ROWS_MAX = 1024
 WORKERS_SHOWN_MAX = 64
@@ -25,16 +25,20 @@ NEVER_S = -1.0
 class ResizeBody(Body):
     """POST .../resize. `num_ctx` is checked by hand: what is wrong with it has a kind of its own."""
 
+    model_config = ConfigDict(json_schema_extra={"required": ["num_ctx"]})
+
     num_ctx: Any = Field(
         default=None,
         description="the window that the session is to have, in cells",
-        json_schema_extra={"type": "integer", "minimum": 1},
+        json_schema_extra={"type": "integer", "minimum": 1, "maximum": TOKEN_ID_MAX},
     )
     deferred: bool | None = Field(default=None, description="wait until it fits instead of refusing")
 
 
 class SessionResizeBody(ResizeBody):
     """POST /sessions/resize."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["num_ctx", "session_id"]})
 
     session_id: SessionId
 
