@@ -65,19 +65,20 @@ class Account:
     def borrow(self, pool: Pool | None, shared_tokens: int) -> None:
         """From now on the first `shared_tokens` cells are the pool's; a booking keeps its end."""
         moved = shared_tokens - self.shared_tokens
-        self.pool, self.shared_tokens = pool_at(pool, shared_tokens), shared_tokens
+        self.pool, self.shared_tokens = (pool, shared_tokens) if shared_tokens else (None, 0)
         self.tokens = max(self.tokens, self.shared_tokens)
         self.booked_cells = max(0, self.booked_cells - moved) if self.running else 0
 
     def cut_share(self, tokens: int) -> None:
         """From now on no more than the first `tokens` cells are the pool's; the booking has counted on it."""
         self.shared_tokens = min(self.shared_tokens, tokens)
-        self.pool = pool_at(self.pool, self.shared_tokens)
+        self.pool = self.pool if self.shared_tokens else None
 
     def trim(self, tokens: int) -> None:
-        """The branch is now `tokens` long."""
+        """The branch is now `tokens` long, and no turn runs on it: it needs no pool but the one whose cells it holds."""
         self.tokens = tokens
-        self.borrow(self.pool, min(self.shared_tokens, tokens))
+        shared = min(self.shared_tokens, tokens)
+        self.borrow(pool_at(self.pool, shared), shared)
 
 
 Holder: TypeAlias = Account | Pool
