@@ -33,6 +33,7 @@ WITH_POOLS = (
     "polykv_rebase_v1",
     "polykv_shared_root_v1",
     "polykv_subpools_v1",
+    "pool_continue_v1",
     "pool_unowned_v1",
 )
 WITH_GATE = (
