@@ -11,7 +11,7 @@ import pytest
 
 from polystem.capacity.policy import GateSettings
 from polystem.clock import VirtualClock
-from polystem.engine.scripted import Answer, ScriptedSettings
+from polystem.engine.scripted import Answer, ScriptedSettings, StepCost
 from polystem.errors import EngineDied
 from polystem.fleet import FloorSettings
 from polystem.serve import ServeSettings
@@ -26,6 +26,11 @@ GRAMMAR = re.compile(rb"^:\s*keepalive\s+(\w+)(?:\s+(\d+)(?:/(\d+))?)?\s*$")
 KEPT = {"stream": True, "stream_options": {"include_usage": True, "keepalive": True}}
 ONE_AT_A_TIME = FloorSettings(gate=GateSettings(max_workers=1), admit_wait_s=45.0)
 SMALL_CHUNKS = ScriptedSettings(prefill_chunk_tokens=64)
+
+
+def steps_of(seconds: float) -> StepCost:
+    """Every step takes so long."""
+    return lambda _decoding, _cells, _prefilled: seconds
 
 
 def slow_start(decoding: int, _cells: int, _prefilled: int) -> float:
@@ -95,8 +100,7 @@ async def test_a_turn_that_waits_at_the_gate_is_told_as_queued() -> None:
 
 async def test_a_stream_that_falls_silent_while_it_decodes_tells_how_far_it_is() -> None:
     clock = VirtualClock()
-    slow = lambda *_: 7.0  # noqa: E731
-    async with serving(Answer("Hello"), clock=clock, step_cost=slow) as served:
+    async with serving(Answer("Hello"), clock=clock, step_cost=steps_of(7)) as served:
         frames = await heard(clock, AsgiCall(served.app, CHAT, chat_body(**KEPT, sse_ping_interval=5)))
     told = [frame for _, frame in comments_in(frames)]
     assert b": keepalive generating 1" in told
@@ -117,7 +121,7 @@ async def test_a_stream_that_falls_silent_while_it_decodes_tells_how_far_it_is()
 )
 async def test_comments_come_only_to_who_asks_for_them(fields: dict[str, object], kept: bool) -> None:
     clock = VirtualClock()
-    async with serving(Answer("Hi"), clock=clock, step_cost=lambda *_: 15.0) as served:
+    async with serving(Answer("Hi"), clock=clock, step_cost=steps_of(15)) as served:
         frames = await heard(clock, AsgiCall(served.app, CHAT, chat_body(**fields)))
     assert bool(comments_in(frames)) is kept
 
@@ -125,7 +129,7 @@ async def test_comments_come_only_to_who_asks_for_them(fields: dict[str, object]
 async def test_the_interval_of_a_server_holds_for_who_names_none() -> None:
     clock = VirtualClock()
     settings = ServeSettings(ping_interval_s=4)
-    async with serving(Answer("Hi"), clock=clock, step_cost=lambda *_: 20.0, settings=settings) as served:
+    async with serving(Answer("Hi"), clock=clock, step_cost=steps_of(20), settings=settings) as served:
         frames = await heard(clock, AsgiCall(served.app, CHAT, chat_body(**KEPT)))
     assert [at_s for at_s, _ in comments_in(frames)][:3] == pytest.approx([4, 8, 12], abs=0.5)
 
@@ -165,7 +169,7 @@ async def test_an_engine_that_fails_before_the_first_token_ends_a_stream_that_wa
 ):
     clock = VirtualClock()
     lost = Answer("lost", error=EngineDied("killed"), fails_after_tokens=0)
-    async with serving(lost, clock=clock, step_cost=lambda *_: 15.0) as served:
+    async with serving(lost, clock=clock, step_cost=steps_of(15)) as served:
         frames = await heard(clock, AsgiCall(served.app, CHAT, chat_body(**KEPT) | long_prompt(2000)))
     *comments, last = [frame for _, frame in frames]
     assert all(GRAMMAR.match(frame) for frame in comments)

@@ -20,6 +20,7 @@ from polystem.serve import ServeSettings, build_app, kv_bodies
 from polystem.serve.features import ALWAYS, WITH_GATE, WITH_POOLS
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import Served, serving, until
+from tests.serve.test_keepalive import steps_of
 from tests.serve.test_turns import CHAT, LONG, chat_body
 
 pytestmark = pytest.mark.anyio
@@ -200,7 +201,7 @@ async def test_a_field_that_cannot_be_meant_is_400_with_its_name(fields: dict[st
 
 
 @pytest.mark.parametrize("fields", [{"n_predict": 3}, {"n_predict": 3, "max_tokens": 3}])
-async def test_n_predict_is_a_name_of_max_tokens(fields: dict[str, int]) -> None:
+async def test_n_predict_is_a_name_of_max_tokens(fields: dict[str, Any]) -> None:
     async with serving(LONG) as served:
         assert (await served.chat(**fields)).json()["usage"]["completion_tokens"] == 3
 
@@ -221,7 +222,7 @@ async def test_who_overcommits_books_no_window() -> None:
 async def test_headers_that_go_before_the_turn_is_in_tell_the_window_that_its_session_has_booked() -> None:
     floor = FloorSettings(gate=GateSettings(max_workers=1), admit_wait_s=60)
     clock = VirtualClock()
-    async with serving(LONG, engine=ENGINE, floor=floor, clock=clock, step_cost=lambda *_: 1.0) as served:
+    async with serving(LONG, engine=ENGINE, floor=floor, clock=clock, step_cost=steps_of(1)) as served:
         first = AsgiCall(served.app, CHAT, chat_body(stream=True))
         while served.engine.statistics().decoding == 0:
             await clock.advance(1)
