@@ -28,7 +28,13 @@ async def snapshot(served: Served) -> tuple[int, str]:
 async def test_the_new_turns_alone_read_as_the_whole_conversation_would(stream: bool) -> None:
     async with serving(Answer("Hello.")) as served:
         pool_id, said = await snapshot(served)
-        body = {"messages": MORE, "pool_id": pool_id, "continue_pool": True, "session_id": "t", "stream": stream}
+        body: dict[str, Any] = {
+            "messages": MORE,
+            "pool_id": pool_id,
+            "continue_pool": True,
+            "session_id": "t",
+            "stream": stream,
+        }
         if stream:
             body["stream_options"] = {"include_usage": True}
         response = await served.client.post("/v1/chat/completions", json=body)

@@ -83,7 +83,7 @@ def _compiled(pattern: str) -> _Pattern:
     compile_pattern = cast("Callable[[str, re2.Options], _Pattern]", re2.compile)
     try:
         return compile_pattern(pattern, options)
-    except re2.error as exc:
+    except _NO_PATTERN as exc:
         raise ConfigError(
             f"move_lines '{pattern}' is no RE2 pattern: {_said(exc)}",
             hint="RE2 has no look-around and no back-references; see github.com/google/re2/wiki/Syntax",
@@ -96,4 +96,5 @@ def _said(exc: Exception) -> str:
     return told.decode(errors="replace") if isinstance(told, bytes) else str(told)
 
 
+_NO_PATTERN = cast("type[Exception]", re2.error)  # pyright: ignore[reportUnknownMemberType]  re2 tells no types
 NO_RULE = LineRule()

@@ -19,7 +19,11 @@ from tests.serve.served import Served, serving
 
 pytestmark = pytest.mark.anyio
 
-DRIVE = {"name": "drive", "description": "Drives.", "input_schema": {"type": "object", "properties": {"hub": {}}}}
+DRIVE: dict[str, Any] = {
+    "name": "drive",
+    "description": "Drives.",
+    "input_schema": {"type": "object", "properties": {"hub": {}}},
+}
 CALL = ToolCall("call_1", "drive", '{"hub": "north"}')
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -64,7 +68,7 @@ async def test_a_stream_has_the_events_of_the_protocol_in_its_order() -> None:
     answer = Answer("So", reasoning="Hm", tool_calls=(CALL,))
     async with serving(answer, answer) as served:
         whole = await asked(served, tools=[DRIVE])
-        body = {"messages": HI, "max_tokens": 200, "tools": [DRIVE], "stream": True}
+        body: dict[str, Any] = {"messages": HI, "max_tokens": 200, "tools": [DRIVE], "stream": True}
         response = await served.client.post("/v1/messages", json=body)
     events = events_in(response.text)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -244,37 +248,37 @@ async def test_a_call_with_broken_arguments_is_told_as_text_and_is_no_tool_use()
     assert whole["content"] == [{"type": "text", "text": '{"name": "drive", "arguments": {"hub": nor'}]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}],
-                    }
-                ]
-            },
-            "messages[0].content[0].content[0].type",
-        ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [DRIVE, DRIVE]}, "tools[1].name"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [DRIVE], "tool_choice": {"type": "tool", "name": "fly"}}, "tool_choice"),
-        ({"container": "c"}, "container"),
-        ({"mcp_servers": []}, "mcp_servers"),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
-        ({"pool_id": "3"}, "pool_id"),
-        ({"num_ctx": 512}, "num_ctx"),
-        ({"stop_sequences": [""]}, "stop_sequences[0]"),
-    ],
-)
+NOT_TAKEN: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "messages"),
+    ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}],
+                }
+            ]
+        },
+        "messages[0].content[0].content[0].type",
+    ),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [DRIVE, DRIVE]}, "tools[1].name"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [DRIVE], "tool_choice": {"type": "tool", "name": "fly"}}, "tool_choice"),
+    ({"container": "c"}, "container"),
+    ({"mcp_servers": []}, "mcp_servers"),
+    ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+    ({"pool_id": "3"}, "pool_id"),
+    ({"num_ctx": 512}, "num_ctx"),
+    ({"stop_sequences": [""]}, "stop_sequences[0]"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), NOT_TAKEN)
 async def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     async with serving() as served:
         error = await refusal(served, **fields)

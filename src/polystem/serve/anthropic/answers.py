@@ -67,8 +67,9 @@ class MessageEvents:
     def opening(self, turn: Turn) -> bytes:
         """The empty message; what it read is known already, as far as the cells say."""
         read = Usage(len(turn.prompt.tokens), 0, turn.kept_tokens)
-        ended = {"stop_reason": None, "stop_sequence": None}
-        message = self._head | {"content": []} | ended | {"usage": usage_of(read)}
+        ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        content: dict[str, Any] = {"content": []}
+        message = self._head | content | ended | {"usage": usage_of(read)}
         return event("message_start", {"message": message}) + PING
 
     def piece(self, delta: Delta) -> bytes:
