@@ -7,12 +7,14 @@ import json
 import pytest
 
 from polystem.errors import BadRequest, ConfigError
-from polystem.messages import Request
+from polystem.messages import Message, Request, Tool
 from polystem.serve import ServeSettings
-from polystem.serve.session_ids import KNOWN_HEADERS, SessionNames
+from polystem.serve.session_ids import KNOWN_HEADERS, OFFER_TOOLS, SessionNames
 from tests.serve.served import serving
 
-PLAIN = Request(id="r", prompt="x")
+TALK = (Message("user", "x"),)
+PLAIN = Request(id="r", messages=TALK, tools=(Tool("drive"),))
+BESIDE = Request(id="r", messages=TALK)
 
 
 def found(headers: dict[str, str], *, user_id: str | None = None, names: tuple[str, ...] = ()) -> str | None:
@@ -22,6 +24,16 @@ def found(headers: dict[str, str], *, user_id: str | None = None, names: tuple[s
 @pytest.mark.parametrize("name", KNOWN_HEADERS)
 def test_a_known_header_names_the_session(name: str) -> None:
     assert found({name: " abc "}) == "abc"
+
+
+def test_a_call_beside_the_conversation_of_an_agent_that_offers_tools_has_no_session() -> None:
+    user_id = "u_session_12345678"
+    for name in KNOWN_HEADERS:
+        found = SessionNames().named(BESIDE, {name: "s"}, user_id=user_id).session_id
+        assert found == (None if name in OFFER_TOOLS else "s")
+    assert SessionNames().named(BESIDE, {}, user_id=user_id).session_id is None
+    given = SessionNames(("x-opencode-session",))
+    assert given.named(BESIDE, {"x-opencode-session": "s"}).session_id == "s"
 
 
 def test_an_agent_beside_the_session_is_a_session_of_its_own() -> None:

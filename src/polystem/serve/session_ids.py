@@ -1,5 +1,7 @@
 """The session that a request belongs to, where its body does not say: agents name it in a header, some in metadata.
 
+Agents that always offer tools in their own conversation make calls beside it under the same id, without any: titles,
+summaries. Such a call runs without a session, for in one it would push the conversation out of its cells.
 Invariant: a `session_id` in the body always wins; then the headers in the order of the list; then the metadata.
 """
 
@@ -27,6 +29,8 @@ KNOWN_HEADERS = (
     "x-task-id",
 )
 """Headers in which agents are known to name their session, the most particular first."""
+OFFER_TOOLS = frozenset({"x-claude-code-session-id", "x-opencode-session", "x-session-affinity"})
+"""Those of them whose agents offer tools in every turn of their own conversation."""
 AGENT_HEADER = "x-claude-code-agent-id"
 """Agents that one session starts beside itself send its id and this one: each is a conversation of its own."""
 NO_HEADERS = "none"
@@ -49,6 +53,7 @@ class SessionNames:
         if NO_HEADERS in given and len(given) > 1:
             raise ConfigError("session_header none stands alone; leave out the others", param="session_header")
         self.headers = () if given == (NO_HEADERS,) else tuple(dict.fromkeys((*given, *KNOWN_HEADERS)))
+        self._offer_tools = OFFER_TOOLS - set(given)
 
     def named(self, request: Request, headers: Mapping[str, str], *, user_id: str | None = None) -> Request:
         """The request with the session that its headers or its metadata name, if it has none of its own.
@@ -57,32 +62,33 @@ class SessionNames:
         """
         if request.session_id is not None:
             return request
-        found = self._in_headers(headers) or (self._in_user_id(user_id) if self.headers else None)
-        return request if found is None else replace(request, session_id=found)
-
-    def _in_headers(self, headers: Mapping[str, str]) -> str | None:
         name = next((name for name in self.headers if headers.get(name, "").strip()), None)
-        if name is None:
-            return None
-        session_id = headers[name].strip()
-        agent_id = headers.get(AGENT_HEADER, "").strip()
-        if agent_id:
-            session_id = f"{session_id}~{agent_id}"
-        if not _SESSION_ID.fullmatch(session_id):
-            raise BadRequest(
-                f"header '{name}': a session id has 1 to 256 characters, none of them a control character; "
-                f"this one has {len(session_id)}",
-                param="session_id",
-            )
-        return session_id
+        if not request.tools and (name is None or name in self._offer_tools):
+            return request
+        found = self._in_user_id(user_id) if name is None else _in_header(name, headers)
+        return request if found is None else replace(request, session_id=found)
 
     def _in_user_id(self, user_id: str | None) -> str | None:
         """The session in a user id: a field of a JSON object, or the end of `..._session_ID`. None: there is none."""
-        if not user_id:
+        if not user_id or not self.headers:
             return None
         found = _field(user_id) if user_id.startswith("{") else _IN_USER_ID.search(user_id)
         text = found if isinstance(found, str) or found is None else found.group(1)
         return text if text is not None and _SESSION_ID.fullmatch(text) else None
+
+
+def _in_header(name: str, headers: Mapping[str, str]) -> str:
+    session_id = headers[name].strip()
+    agent_id = headers.get(AGENT_HEADER, "").strip()
+    if agent_id:
+        session_id = f"{session_id}~{agent_id}"
+    if not _SESSION_ID.fullmatch(session_id):
+        raise BadRequest(
+            f"header '{name}': a session id has 1 to 256 characters, none of them a control character; "
+            f"this one has {len(session_id)}",
+            param="session_id",
+        )
+    return session_id
 
 
 def _field(user_id: str) -> str | None:

@@ -229,8 +229,9 @@ async def test_pools_and_sessions_work_here_too_and_are_told_of() -> None:
     async with serving() as served:
         prefix = {"messages": [{"role": "system", "content": "Deliver."}]}
         pool = (await served.client.post("/polykv/pools", json=prefix)).json()
-        body = {"system": "Deliver.", "pool_id": pool["pool_id"], "metadata": {"user_id": "u_session_abcdefgh"}}
+        body = {"system": "Deliver.", "pool_id": pool["pool_id"], "session_id": "abcdefgh"}
         whole = await asked(served, **body)
+        del body["session_id"]
         stream = await served.client.post(
             "/v1/messages", json={"messages": HI, "max_tokens": 9, "stream": True} | body, headers={"x-session-id": "h"}
         )
@@ -358,6 +359,6 @@ async def test_the_session_of_a_header_is_told_apart_by_agent_and_a_body_wins() 
     headers = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
     async with serving(script=heard) as served:
         for body in ({}, {"session_id": "b"}, {"metadata": {"user_id": json.dumps({"session_id": "m"})}}):
-            sent = {"messages": HI, "max_tokens": 1} | body
+            sent = {"messages": HI, "max_tokens": 1, "tools": [DRIVE]} | body
             await served.client.post("/v1/messages", json=sent, headers=headers if "metadata" not in body else {})
     assert [request.session_id for request in heard.requests] == ["s~a", "b", "m"]
