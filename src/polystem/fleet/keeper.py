@@ -184,6 +184,7 @@ class PoolKeeper:
             ephemeral=stored.ephemeral,
             auto=stored.auto,
             owner=stored.owner,
+            source_session=stored.source_session,
             built=True,
         )
         tree.bring_back(pool)
