@@ -315,3 +315,47 @@ async def test_info_names_model_build_and_settings(running: Running, bundled_mod
     assert info.settings["weight_bytes"] == pytest.approx(file_bytes, rel=0.02)
     assert info.settings["kv_bytes_per_cell"] == 4 * 2 * 256 * 2  # layers, keys and values, width, bytes of f16
     assert info.vocab_tokens > 256
+
+
+THINKS_FIRST = (
+    "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<think>' if enable_thinking is not false else '' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("budget_tokens", [1, 6])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=3)])
+async def test_thinking_ends_with_its_budget_and_the_answer_goes_on(
+    running: Running, budget_tokens: int, sampling: Sampling
+) -> None:
+    request = Request(
+        id="r",
+        messages=(Message("user", STORY),),
+        sampling=sampling,
+        max_tokens=40,
+        ignore_eos=True,
+        reasoning_budget_tokens=budget_tokens,
+    )
+    async with running(chat_template=THINKS_FIRST) as engine:
+        bounded = await ask(engine, request)
+        free = await ask(engine, replace(request, reasoning_budget_tokens=None))
+        closing = await engine.tokenize("</think>")
+    assert bounded.tokens[budget_tokens : budget_tokens + len(closing)] == closing
+    assert "".join(delta.text for delta in bounded.deltas)
+    assert not "".join(delta.text for delta in free.deltas)
+    assert free.tokens[:budget_tokens] == bounded.tokens[:budget_tokens]
+
+
+async def test_a_budget_and_a_schema_hold_together(running: Running) -> None:
+    request = Request(
+        id="r",
+        messages=(Message("user", STORY),),
+        response_format=ResponseFormat("json_schema", json_schema={"enum": ["north", "south"]}),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=60,
+        reasoning_budget_tokens=4,
+    )
+    async with running(chat_template=THINKS_FIRST) as engine:
+        heard = await ask(engine, request)
+    assert "".join(delta.reasoning for delta in heard.deltas)
+    assert json.loads("".join(delta.text for delta in heard.deltas)) in ("north", "south")
