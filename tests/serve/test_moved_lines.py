@@ -45,7 +45,13 @@ def test_matching_lines_stand_in_front_of_the_first_user_turn_and_nothing_else_m
 
 
 @pytest.mark.parametrize(
-    "messages", [(system("Be brief."), user("Today: 1")), (system(DATED),), (user("Hi"), system("Today: 1"))]
+    "messages",
+    [
+        (system("Be brief."), user("Today: 1")),
+        (system(DATED),),
+        (user("Hi"), system("Today: 1")),
+        (system("Be brief."), Message("assistant", "Today: 1"), user("Hi")),
+    ],
 )
 def test_messages_without_a_line_to_move_or_a_place_for_it_stay_as_they_were(messages: tuple[Message, ...]) -> None:
     assert LineRule(RULE).moved(messages) == messages

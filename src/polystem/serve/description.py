@@ -59,7 +59,10 @@ def _mended(schema: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     if needs_key:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        schema["security"] = [{"key": []}]
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        schema["security"] = [{"key": []}, {"x_api_key": []}]
         schema["paths"]["/health"]["get"]["security"] = []
     return schema
