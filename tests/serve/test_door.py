@@ -162,3 +162,17 @@ async def test_a_key_may_come_as_x_api_key_and_one_good_key_of_two_is_enough() -
             ({"authorization": "secret"}, 401),
         ):
             assert (await served.client.get("/v1/models", headers=headers)).status_code == status
+
+
+async def test_a_fault_of_our_own_is_counted_tells_its_boot_and_keeps_its_details(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken = Answer("lost", error=ZeroDivisionError("secret"), fails_after_tokens=0)  # type: ignore[arg-type]
+    async with serving(broken) as served:
+        response = await served.chat()
+        metrics = (await served.client.get("/metrics")).text
+    assert (response.status_code, response.json()["error"]["code"]) == (500, 500)
+    assert "x-opencoti-boot-id" in response.headers
+    assert "secret" not in response.text
+    assert 'polystem_http_requests_total{route="/v1/chat/completions",status="500"} 1.0' in metrics
+    assert "unexpected failure while answering" in caplog.text

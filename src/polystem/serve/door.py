@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polystem.errors import BodyTooLarge, Draining, PolystemError, Unauthorized
-from polystem.serve.errors import CLIENT_LEFT_STATUS, error_response, status_of
+from polystem.serve.errors import CLIENT_LEFT_STATUS, error_response, internal_body, json_response, status_of
 from polystem.serve.fields import NO_KEY_TENANT
 from polystem.serve.metrics import Metrics
 from polystem.serve.settings import ServeSettings
@@ -58,6 +58,10 @@ class Door:
             if status != CLIENT_LEFT_STATUS:
                 raise
             await error_response(Draining())(scope, receive, watched_send)
+        except Exception:  # a fault of our own: what is outside logs it, but neither counts it nor knows this boot
+            if status == CLIENT_LEFT_STATUS:
+                await json_response(internal_body(), status=500)(scope, receive, watched_send)
+            raise
         finally:
             self._metrics.request_answered(route_of(scope), status)
 
