@@ -22,8 +22,8 @@ from bench.models import NANO, model_path
 from bench.record import Arguments, Figure, Goal, Model, hand_in, read_arguments, tell
 from tests.control_plane.two_swarms import Outcome, Work, run_two_swarms
 
-FULL = Work(agents=75, turns=6, answer_tokens=16)
-QUICK = Work(agents=24, turns=4, answer_tokens=8)
+FULL = Work(agents=75, turns=6, answer_tokens=24)
+QUICK = Work(agents=24, turns=4, answer_tokens=16)
 
 
 def free_port() -> int:

@@ -27,14 +27,18 @@ BACK_SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much is done: agents of both swarms together, turns of each, tokens of a turn's answer."""
+    """How much is done: agents of both swarms together, turns of each, tokens of a turn's answer.
+
+    An owner asks for `agent_tokens` for each agent, which is too little: it has to grow while they work.
+    """
 
     agents: int
     turns: int = 4
     answer_tokens: int = 8
     cells: int = 65536
     sequences: int = 128
-    agent_tokens: int = 768
+    agent_tokens: int = 128
+    owner_tokens_least: int = 768
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class _Run:
         layers = [[system(RULES * 3)], [user(f"The {name} tour."), assistant("Understood.")]]
         return Swarm(
             self.client, name, layers, TOOLS, clock=self.clock, log=self.outcome.log, agents=agents,
-            ask_tokens=self.work.agent_tokens, floor_tokens=2 * self.work.agent_tokens,
+            ask_tokens=self.work.agent_tokens, floor_tokens=self.work.owner_tokens_least,
         )  # fmt: skip
 
     async def agent(self, swarm: Swarm, number: int) -> None:
