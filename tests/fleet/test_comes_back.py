@@ -299,6 +299,49 @@ async def test_pools_come_back_under_their_ids_and_ids_go_on_above_the_highest(t
         assert owned not in {pool.pool_id for pool in second.fleet.pools()}
 
 
+async def test_a_tree_comes_back_as_it_was_told(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store") as first:
+        root = await created(first, PREFIX, pin=True, unowned=True)
+        await played(first, asking(PREFIX + "Go.", session_id="lead", pool_id=root))
+        for fields in ({"from_session": "lead", "pin": True}, {"prompt": PREFIX[:40] + "!", "branch_pos": 40}):
+            forking = asyncio.create_task(first.fleet.fork_pool(root, **fields))  # pyright: ignore[reportArgumentType]
+            while not forking.done():
+                await first.steps()
+        before = first.fleet.pools()
+        left = left_by_a_kill(first.store.path)
+    async with booted(left) as second:
+        await second.steps(20)
+        after = second.fleet.pools()
+        told = (
+            "pool_id",
+            "parent_id",
+            "branch_pos",
+            "tokens",
+            "children",
+            "owner",
+            "source_session",
+            "ephemeral",
+            "state",
+        )
+        assert [[getattr(pool, name) for name in told] for pool in after] == [
+            [getattr(pool, name) for name in told] for pool in before
+        ]
+        assert (after[1].owner, after[1].source_session, after[1].parent_id) == ("lead", "lead", root)
+        assert second.engine.statistics().cells_used == sum(pool.own_cells for pool in after)
+
+
+async def test_pools_stay_written_down_while_a_server_runs_without(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with booted(path) as first:
+        pool_id = await created(first, PREFIX, pin=True)
+    async with booted(path, pools_max=0) as second:
+        await second.steps(3)
+        assert second.fleet.pools() == ()
+    async with booted(path) as third:
+        await third.steps(10)
+        assert [pool.pool_id for pool in third.fleet.pools()] == [pool_id]
+
+
 async def test_a_turn_waits_for_the_pool_that_is_being_built_again(tmp_path: Path) -> None:
     async with booted(tmp_path / "store", floor=few_at_once(1)) as first:
         pool_id = await created(first, PREFIX)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from tests.fleet.support import Heard, run
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 PREFIX = "Handbook of the couriers. Walk to the tower, collect the package, deliver it at the gate. " * 6
+STEM = PREFIX.rstrip()  # a blank at the end would merge with the next word
 
 
 @asynccontextmanager
@@ -139,3 +141,52 @@ async def test_a_killed_engine_process_brings_its_pools_back_and_loses_no_turn(b
             (pool.pool_id, pool.sha256, "ready")
         ]
         assert fleet.statistics().counters.engine_restarts == 1
+
+
+async def test_a_conversation_is_compacted_on_the_real_cache_without_copying_a_cell(bundled_model: Path) -> None:
+    async with on_llama(bundled_model) as (fleet, engine):
+
+        def cells() -> int:
+            fleet.check_integrity()
+            return engine.statistics().cells_used
+
+        root = await fleet.create_pool(prompt=STEM, shared=True)
+        asked = errand(1, session_id="lead", pool_id=root.pool_id, max_tokens=40)
+        first = await run(fleet, asked)
+        before = cells()
+        old = await fleet.fork_pool(root.pool_id, from_session="lead", pin=True)
+        assert (old.tokens, old.branch_pos, old.owner) == (len(first.path), root.tokens, "lead")
+        assert cells() <= before + 1
+        assert engine.statistics().tokens_prefilled < len(first.path) + 2
+        summary = tuple(await fleet.engine.tokenize(f"{STEM} In short: one errand was done. Next: the gate."))
+        short = replace(asked, prompt=summary, max_tokens=8)
+        second = await run(fleet, short)
+        new = await fleet.fork_pool(root.pool_id, from_session="lead", pin=True)
+        assert (new.parent_id, new.branch_pos, new.tokens) == (root.pool_id, root.tokens, len(second.path))
+        fleet.pin_pool(old.pool_id, False)
+        await fleet.release_pool(old.pool_id)
+        assert cells() <= new.tokens + 1
+        prompt = (*second.path, *await fleet.engine.tokenize(" And back."))
+        third = await run(fleet, replace(short, prompt=prompt, pool_id=new.pool_id))
+        assert third.attach.pool_match_tokens == new.tokens
+        assert third.usage.prompt_tokens - third.usage.cached_tokens <= len(prompt) - new.tokens + 1
+        worker = await run(fleet, replace(short, prompt=prompt, pool_id=new.pool_id, session_id="worker"))
+        assert worker.usage.shared_tokens == new.tokens
+        assert worker.text == third.text
+        await fleet.close_session("worker")
+        await fleet.close_session("lead")
+        assert [pool.pool_id for pool in fleet.pools()] == [root.pool_id]
+        assert cells() == root.tokens
+
+
+async def test_a_fork_at_an_earlier_token_copies_on_write_on_the_real_cache(bundled_model: Path) -> None:
+    async with on_llama(bundled_model) as (fleet, engine):
+        root = await fleet.create_pool(prompt=STEM)
+        tokens = await fleet.engine.tokenize(STEM)
+        tail = await fleet.engine.tokenize(" Courier 9: go home.")
+        early = await fleet.fork_pool(root.pool_id, tokens=(*tokens[:30], *tail), branch_pos=30)
+        deep = await fleet.fork_pool(root.pool_id, tokens=(*tokens, *tail))
+        fleet.check_integrity()
+        assert engine.statistics().cells_used == root.tokens + early.own_cells + deep.own_cells
+        heard = await run(fleet, errand(9, pool_id=deep.pool_id))
+        assert heard.attach.pool_match_tokens >= root.tokens

@@ -13,6 +13,8 @@ from polystem.fleet import FleetSettings, FloorSettings
     [
         ("auto_pool_min_tokens", 0),
         ("auto_pools_max", 0),
+        ("pools_max", -1),
+        ("pools_per_owner", 0),
         ("remembered_prompts", -1),
         ("remembered_sessions", -1),
         ("growth_reserve_tokens", 1),
@@ -31,3 +33,15 @@ def test_a_value_below_the_least_is_named(name: str, value: int) -> None:
 def test_a_floor_setting_out_of_range_is_named(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value:g}, the least is"):
         FloorSettings(**{name: value})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["ephemeral_ttl_s", "orphan_ttl_s"])
+@pytest.mark.parametrize("value", [0.0, float("inf")])
+def test_a_time_to_live_that_is_none_is_named(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value:g}"):
+        FleetSettings(**{name: value})  # pyright: ignore[reportArgumentType]
+
+
+def test_pools_that_come_by_themselves_need_pools() -> None:
+    with pytest.raises(ConfigError, match="pools_max 0 forbids them"):
+        FleetSettings(auto_pool=True, pools_max=0)

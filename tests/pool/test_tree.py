@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polystem.errors import PoolNotFound
-from polystem.pool import Pool, PoolTree, TokenPath
+from polystem.pool import Pool, PoolTree, TokenPath, lineage, pool_at
 
 
 def planted(tree: PoolTree, *tokens: int, parent: Pool | None = None, branch_pos: int = 0) -> Pool:
@@ -70,6 +70,55 @@ def test_a_released_parent_stays_as_far_as_its_child_reaches() -> None:
     child.listed = False
     tree.prune({})
     assert tree.nodes == []
+
+
+def test_a_pool_that_was_cut_out_of_another_branch_is_counted_by_whose_cells_it_stands_on() -> None:
+    tree = PoolTree()
+    root = planted(tree, *range(10))
+    old = planted(tree, *range(20), parent=root, branch_pos=10)
+    new = planted(tree, *range(15), 99, parent=root, branch_pos=10)
+    new.stand_on(old, 15)
+    assert tree.own_cells(reach_of(tree)) == {root: 10, old: 10, new: 1}
+    assert tree.children(root) == [old, new]
+    assert tree.children(old) == []
+    old.listed = False
+    tree.prune(reach_of(tree, pool_1=0))
+    assert tree.own_cells(reach_of(tree, pool_1=0)) == {root: 10, old: 5, new: 1}
+    new.listed = False
+    tree.prune({root: 10})
+    assert tree.nodes == [root]
+
+
+def test_whose_cell_a_position_is_follows_the_lenders() -> None:
+    tree = PoolTree()
+    root = planted(tree, *range(10))
+    child = planted(tree, *range(15), parent=root, branch_pos=6)
+    assert [pool_at(child, tokens) for tokens in (0, 6, 7, 15)] == [None, root, child, child]
+    assert pool_at(None, 5) is None
+    assert lineage(child) == [child, root]
+
+
+def test_when_all_cells_are_gone_pools_stand_on_their_parents_again() -> None:
+    tree = PoolTree()
+    root = planted(tree, *range(10))
+    old = planted(tree, *range(20), parent=root, branch_pos=10)
+    new = planted(tree, *range(15), 99, parent=root, branch_pos=10)
+    new.stand_on(old, 15)
+    stray = planted(tree, *range(20), 7, parent=old, branch_pos=20)
+    old.listed = False
+    tree.stand_on_parents()
+    assert (new.lender, new.lent_tokens) == (root, 10)
+    assert (stray.parent, stray.branch_pos, stray.lender) == (None, 0, None)
+
+
+def test_the_depth_counts_levels() -> None:
+    tree = PoolTree()
+    assert tree.depth == 0
+    root = planted(tree, *range(10))
+    assert tree.depth == 1
+    child = planted(tree, *range(15), parent=root, branch_pos=10)
+    planted(tree, *range(18), parent=child, branch_pos=15)
+    assert tree.depth == 3
 
 
 def test_a_released_pool_stays_as_far_as_its_borrower_reaches() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from polystem.engine.scripted import Answer
+from polystem.fleet import FleetSettings
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import Served, serving
 
@@ -85,6 +86,62 @@ async def test_pin_comes_from_the_path_and_a_contradicting_body_is_refused() -> 
         assert contradiction.json()["error"]["param"] == "pinned"
         assert (await served.client.post(f"{path}/unpin")).json() == {"ok": True}
         assert (await served.client.get(path)).json()["pinned"] is False
+
+
+@pytest.mark.parametrize(("action", "pinned"), [("pin", True), ("unpin", False)])
+async def test_a_body_that_says_what_the_path_says_is_taken(action: str, pinned: bool) -> None:
+    async with serving() as served:
+        pool_id = (await create(served, prompt="abc", pin=not pinned)).json()["pool_id"]
+        answer = await served.client.post(f"/polykv/pools/{pool_id}/{action}", json={"pinned": pinned})
+        assert answer.json() == {"ok": True}
+        assert (await served.client.get(f"/polykv/pools/{pool_id}")).json()["pinned"] is pinned
+
+
+async def test_a_fork_is_told_in_the_control_planes_names() -> None:
+    async with serving() as served:
+        root = (await create(served, prompt="abc", session_id="lead", pin=True)).json()
+        path = f"/polykv/pools/{root['pool_id']}/fork"
+        child = (await served.client.post(path, json={"prompt": "abcdef"})).json()
+        early = (await served.client.post(path, json={"tokens": list(b"abX"), "branch_pos": 2, "unowned": True})).json()
+        again = (await served.client.post(path, json={"prompt": "abcdef"})).json()
+        listed = (await served.client.get("/polykv/pools")).json()
+    assert (child["parent"], child["branch_pos"], child["own_len"], child["prefix_len"]) == (0, 3, 3, 6)
+    assert (child["owner"], child["orphaned_pin"], child["source_session"]) == ("lead", False, None)
+    assert (early["parent"], early["branch_pos"], early["own_len"], early["owner"]) == (0, 2, 1, None)
+    assert "reused" not in child
+    assert (again["pool_id"], again["reused"]) == (child["pool_id"], True)
+    assert listed["pools"][0]["children"] == [1, 2]
+    assert (listed["tree_depth"], listed["pools_max"]) == (2, served.engine.settings.sequences)
+
+
+async def test_a_sessions_context_is_stored_under_its_name() -> None:
+    async with serving(Answer("Going.")) as served:
+        await served.chat(session_id="lead")
+        pool = (await create(served, from_session="lead")).json()
+        assert (pool["owner"], pool["source_session"], pool["ephemeral"]) == ("lead", "lead", True)
+        assert (await served.client.get("/kv")).json()["cells_used"] == pool["prefix_len"] + 1
+
+
+async def test_a_root_that_is_shared_is_found_again() -> None:
+    async with serving() as served:
+        first = (await create(served, prompt="abc", shared=True, ephemeral=True)).json()
+        second = (await create(served, prompt="abc", shared=True, ephemeral=True)).json()
+        refused = await served.client.post("/polykv/pools/0/fork", json={"prompt": "abcd", "shared": True})
+    assert (second["pool_id"], second["reused"], "warning" in first) == (first["pool_id"], True, False)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "shared")
+
+
+async def test_without_pools_making_and_listing_them_is_501() -> None:
+    async with serving(fleet=FleetSettings(pools_max=0)) as served:
+        answers = [
+            await served.client.get("/polykv/pools"),
+            await create(served, prompt="abc"),
+            await served.client.post("/polykv/pools/0/fork", json={"prompt": "abc"}),
+        ]
+        props = (await served.client.get("/props")).json()
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    assert props["opencoti"]["polykv"] == {"pools_enabled": False, "max_pools": 0}
 
 
 @pytest.mark.parametrize("by_delete", [True, False])

@@ -190,7 +190,7 @@ class Fleet:
     def _take_up(self, stored: StoredFleet) -> None:
         """Windows come back, pools to be built again, sessions with their transcripts and no cells."""
         self._windows.restore(stored.windows)
-        for pool in stored.pools:
+        for pool in stored.pools if self.settings.pools_max != 0 else ():  # else they stay written down
             self._keeper.bring_back(pool)
             self._policies.set(pool.pool_id, policy_in(pool.policy, pool.pool_id))
         tree = self._ledger.tree
