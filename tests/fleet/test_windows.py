@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +18,7 @@ from polystem.errors import (
     CellsExhausted,
     Conflict,
     ContextOverflow,
+    Unavailable,
     WindowAboveContext,
     WindowRefused,
 )
@@ -27,6 +30,8 @@ from tests.fleet.support import Heard, Stage, asking, begun, created, everybody_
 
 pytestmark = pytest.mark.anyio
 
+T = TypeVar("T")
+
 
 def window_of(fleet: Fleet, session_id: str) -> WindowView:
     return next(view for view in fleet.windows() if view.session_id == session_id)
@@ -34,6 +39,14 @@ def window_of(fleet: Fleet, session_id: str) -> WindowView:
 
 def windows_in(fleet: Fleet) -> dict[str | None, int]:
     return {view.session_id: view.cells for view in fleet.windows() if not view.per_request}
+
+
+async def finished(stage: Stage, work: Coroutine[Any, Any, T]) -> T:
+    """What it comes to, moving the clock."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        await stage.steps()
+    return await task
 
 
 async def opened(stage: Stage, session_id: str = "lead", num_ctx: int = 1024, **fields: object) -> Heard:
@@ -281,6 +294,26 @@ async def test_a_session_with_a_window_pays_for_itself_on_whosevers_pool() -> No
         await played(stage, asking("p" * 200 + "q" * 50, 10, session_id="other", pool_id=pool_id))
         assert window_of(stage.fleet, "lead").used == used
         assert window_of(stage.fleet, "other").used == 59
+
+
+async def test_cells_lent_to_a_pool_of_somebody_else_move_from_one_purse_to_the_other() -> None:
+    async with staged(cells=1400, context_tokens=1024) as stage:
+        await opened(stage, "lead", 512)
+        await played(stage, asking("q" * 300, 1, session_id="lead"))
+        assert window_of(stage.fleet, "lead").used == 300
+        own = await finished(stage, stage.fleet.create_pool(from_session="lead", session_id="lead"))
+        assert (window_of(stage.fleet, "lead").used, window_of(stage.fleet, "lead").pools) == (301, (own.pool_id,))
+        await stage.fleet.release_pool(own.pool_id)
+        await stage.steps(2)
+        await played(stage, asking("r" * 300, 1, session_id="lead"))
+        common = await finished(stage, stage.fleet.create_pool(from_session="lead", unowned=True))
+        assert window_of(stage.fleet, "lead").used == 0
+        assert stage.fleet.statistics().bookable_cells == 1400 - 512 - 301
+        await stage.fleet.release_pool(common.pool_id)
+        await played(stage, asking("s" * 300, 1, session_id="lead"))
+        await opened(stage, "other", 768)
+        with pytest.raises(Unavailable, match="no room in the KV cache"):
+            await finished(stage, stage.fleet.create_pool(from_session="lead", unowned=True))
 
 
 async def test_a_worker_that_says_as_much_as_it_likes_is_ended_alone_where_its_owner_is_full() -> None:

@@ -25,9 +25,10 @@ class Booking:
     """One way to serve an ask: the room it takes, and how to take it.
 
     `payer` is the session whose window the cells come out of, None the common room; a `worker` runs on its account.
-    `own` is the branch whose present claim this booking replaces; `spare` are branches it builds on, which must not be
-    dropped to make room for it. `take` records the booking in the ledger, in the same act as the check, and returns
-    those whose branches it gives up; `undo` is for a booking that was taken and then never used.
+    `own` is the branch whose present claim this booking replaces, and `own_ends` says that it gives that branch up;
+    `spare` are branches it builds on, which must not be dropped to make room for it. `take` records the booking in the
+    ledger, in the same act as the check, and returns those whose branches it gives up; `undo` is for a booking that was
+    taken and then never used.
     """
 
     room: Room
@@ -37,6 +38,7 @@ class Booking:
     spare: frozenset[BranchId] = frozenset()
     payer: str | None = None
     worker: bool = False
+    own_ends: bool = False
 
 
 Ask: TypeAlias = Callable[[], Sequence[Booking]]
@@ -227,7 +229,12 @@ class CellGate:
         return any(self._best_case(booking, running_ends=True).holds(booking.room) for booking in bookings)
 
     def _best_case(self, booking: Booking, *, running_ends: bool) -> Room:
-        return self._ledger.best_case(booking.own, booking.spare, running_ends=running_ends, payer=booking.payer)
+        return self._ledger.best_case(
+            booking.own, booking.spare, running_ends=running_ends, payer=booking.payer, own_ends=booking.own_ends
+        )
+
+    def _bookable(self, booking: Booking) -> Room:
+        return self._ledger.bookable(booking.own, booking.payer, own_ends=booking.own_ends)
 
     def _try(self, bookings: Sequence[Booking]) -> tuple[Lease, Booking] | None:
         for booking in bookings:
@@ -247,17 +254,18 @@ class CellGate:
             done.add_done_callback(self._clearing.discard)
 
     def _make_room(self, booking: Booking) -> Sequence[Holder] | None:
-        ledger = self._ledger
-        if ledger.bookable(booking.own, booking.payer).holds(booking.room):
+        if self._bookable(booking).holds(booking.room):
             return ()
         if not self._best_case(booking, running_ends=False).holds(booking.room):
             return None
-        dropped = ledger.reclaim(booking.room, booking.own, booking.spare, booking.payer)
-        assert ledger.bookable(booking.own, booking.payer).holds(booking.room)
+        dropped = self._ledger.reclaim(
+            booking.room, booking.own, booking.spare, booking.payer, own_ends=booking.own_ends
+        )
+        assert self._bookable(booking).holds(booking.room)
         return dropped
 
     def _refusal(self, booking: Booking) -> Saturated:
-        free = self._ledger.bookable(booking.own, booking.payer)
+        free = self._bookable(booking)
         window = self._ledger.windows.find(booking.payer)
         reclaimed = self._best_case(booking, running_ends=False)
         if window is not None and booking.room.cells > reclaimed.cells:

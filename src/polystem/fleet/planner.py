@@ -216,6 +216,7 @@ class Planner:
             take=take,
             undo=lambda: self._ledger.close(branch),
             own=None if old is None else old.branch,
+            own_ends=old is not None,
             spare=frozenset() if share.pool is None else frozenset({share.pool.branch}),
             payer=payer,
             worker=payer != turn.request.session_id,

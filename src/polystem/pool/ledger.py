@@ -164,12 +164,14 @@ class CellLedger:
 
     # --- what can be booked ---------------------------------------------------------------------------------------
 
-    def bookable(self, own: BranchId | None = None, payer: str | None = None) -> Room:
+    def bookable(self, own: BranchId | None = None, payer: str | None = None, *, own_ends: bool = False) -> Room:
         """What can be promised now, of the payer's window or of the common room.
 
-        The claim of branch `own` counts as free, for it is about to be replaced.
+        The claim of branch `own` counts as free, for it is about to be replaced; with `own_ends`, which says that the
+        branch is given up, so does what it alone borrows of released pools.
         """
-        charges = self._charges(self._reach(), (each for each in self.accounts.values() if each.branch != own))
+        reach = self._reach(lambda account: not own_ends or account.branch != own)
+        charges = self._charges(reach, (each for each in self.accounts.values() if each.branch != own))
         return Room(self._free_cells(charges, payer), self.sequences_total - self.sequences_held)
 
     def charges(self) -> defaultdict[str | None, int]:
@@ -200,7 +202,13 @@ class CellLedger:
         return self.cells_total - charges.get(None, 0) - booked
 
     def best_case(
-        self, own: BranchId | None, spare: Collection[BranchId], *, running_ends: bool, payer: str | None = None
+        self,
+        own: BranchId | None,
+        spare: Collection[BranchId],
+        *,
+        running_ends: bool,
+        payer: str | None = None,
+        own_ends: bool = False,
     ) -> Room:
         """What could be promised if everything that may be dropped were; with `running_ends`, running turns too.
 
@@ -211,7 +219,7 @@ class CellLedger:
         goes = _payers(payer)
         pools = self._staying_pools(spare, running_ends=ends, goes=goes)
         accounts = self._staying_accounts(own, spare, running_ends=ends, goes=goes)
-        kept = {account.branch for account in accounts} | {own}
+        kept = {account.branch for account in accounts} | (set() if own_ends else {own})
         reach = self._reach(lambda account: account.branch in kept, lambda pool: pool in pools)
         cells = self._free_cells(self._charges(reach, accounts), payer)
         held = len(self._staying_accounts(own, spare, running_ends=running_ends, goes=_everybodys))
@@ -246,7 +254,13 @@ class CellLedger:
         return staying
 
     def reclaim(
-        self, asked: Room, own: BranchId | None, spare: Collection[BranchId], payer: str | None = None
+        self,
+        asked: Room,
+        own: BranchId | None,
+        spare: Collection[BranchId],
+        payer: str | None = None,
+        *,
+        own_ends: bool = False,
     ) -> list[Holder]:
         """Forgets idle branches, least recently used first, then unused ephemeral pools, until `asked` fits.
 
@@ -255,7 +269,7 @@ class CellLedger:
         caller has asked `best_case` whether it is worth it.
         """
         dropped: list[Holder] = []
-        while not (free := self.bookable(own, payer)).holds(asked):
+        while not (free := self.bookable(own, payer, own_ends=own_ends)).holds(asked):
             goes = _payers(payer) if free.cells < asked.cells else _everybodys
             victim = self._next_victim(own, spare, goes)
             if victim is None:
