@@ -66,6 +66,21 @@ async def test_a_turn_without_a_window_is_listed_while_it_runs_and_tells_the_who
     assert (row["session_id"], row["per_request"]) == ("plain", True)
 
 
+async def test_a_worker_is_told_its_owners_window_in_the_header_and_in_slots() -> None:
+    handbook = {"role": "system", "content": "Carry every package. " * 8}
+    async with serving(*[Answer("Hi")] * 2, engine=ENGINE) as served:
+        await owner(served, "lead")
+        pool = await served.client.post("/polykv/pools", json={"messages": [handbook], "session_id": "lead"})
+        fields = {"messages": [handbook, {"role": "user", "content": "Go"}], "pool_id": pool.json()["pool_id"]}
+        heard = await served.client.post(CHAT, json=fields | {"session_id": "agent", "max_tokens": 8})
+        slots = {slot["opencoti"]["session_id"]: slot for slot in await get(served, "/slots")}
+        [row] = (await get(served, "/kv"))["allocations"]
+    assert heard.headers["x-context-window"] == "2048"
+    assert slots["agent"]["n_ctx"] == slots["lead"]["n_ctx"] == 2048
+    assert slots["agent"]["opencoti"]["n_pool_shared"] == pool.json()["prefix_len"]
+    assert (row["pools"], row["pool_ids"], row["workers"], row["worker_ids"]) == (1, [0], 1, ["agent"])
+
+
 async def test_lists_end_at_their_bound_and_say_what_they_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_bodies, "ROWS_MAX", 2)
     async with serving(*[Answer("Hi")] * 3, engine=ENGINE) as served:

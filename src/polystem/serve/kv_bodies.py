@@ -126,14 +126,19 @@ def held_window(fleet: Fleet, session_id: str) -> WindowView | None:
 
 def window_cells_of(fleet: Fleet, request: Request) -> int:
     """The cells of the window that a request runs on: its session's own, its owner's, or else the whole context."""
+    windows = _window_cells(fleet)
     sessions: list[str | None] = [request.session_id]
     if request.pool_id is not None:
         sessions += [pool.owner for pool in fleet.pools() if pool.pool_id == request.pool_id]
-    for session_id in sessions:
-        window = None if session_id is None else held_window(fleet, session_id)
-        if window is not None:
-            return window.cells
-    return fleet.engine.info.context_tokens
+    cells = (windows[session_id] for session_id in sessions if session_id is not None and session_id in windows)
+    return next(cells, fleet.engine.info.context_tokens)
+
+
+def _window_cells(fleet: Fleet) -> dict[str, int]:
+    """The window of each session that stands on one: its own, or that of the owner whom it works for."""
+    held = [window for window in fleet.windows() if not window.per_request]
+    cells = {worker: window.cells for window in held for worker in window.workers}
+    return cells | {window.session_id: window.cells for window in held if window.session_id is not None}
 
 
 def resized_object(resized: Resized) -> dict[str, Any]:
@@ -188,13 +193,13 @@ def slot_objects(fleet: Fleet) -> list[dict[str, Any]]:
 
     The id is the branch's: it names the same cells for as long as they are kept, and is not given again in this boot.
     """
-    windows = {window.session_id: window.cells for window in fleet.windows() if not window.per_request}
+    windows = _window_cells(fleet)
     sessions = {session.session_id: session for session in fleet.statistics().sessions if session.branch is not None}
     context_tokens = fleet.engine.info.context_tokens
     rows: list[dict[str, Any]] = []
     for turn in fleet.turns()[:ROWS_MAX]:
         session = sessions.pop(turn.session_id or "", None)
-        rows.append(_turn_slot(turn, session, windows.get(turn.session_id, context_tokens)))
+        rows.append(_turn_slot(turn, session, windows.get(turn.session_id or "", context_tokens)))
     for session in list(sessions.values())[: ROWS_MAX - len(rows)]:
         rows.append(_idle_slot(session, windows.get(session.session_id, context_tokens)))
     return rows
