@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ RULES = "Rules of the couriers. " * 4
 PLAN = RULES + "The plan for today: north. " * 3
 
 
-async def done(stage: Stage, work: Coroutine[Any, Any, Any]) -> Any:
+async def done(stage: Stage, work: Awaitable[Any]) -> Any:
     task = asyncio.ensure_future(work)
     while not task.done():
         await stage.steps()

@@ -77,13 +77,13 @@ class PoolSweeper:
                 continue
             try:
                 await self._keeper.release(pool)
-            except (BadRequest, Conflict):  # it came into use meanwhile; its end wakes us
+            except (BadRequest, Conflict):  # children or running turns need it; their end wakes us
                 continue
         return soonest_s
 
     def _due_s(self, pool: Pool) -> float:
         """In how many seconds the pool is due; never, where something must happen first."""
-        if not pool.listed or pool.auto or self._is_needed(pool):
+        if not pool.listed or pool.auto:
             return NEVER_S
         if pool.state == "building":
             return self._settings.ephemeral_ttl_s
@@ -96,11 +96,6 @@ class PoolSweeper:
             return NEVER_S
         ttl_s = self._settings.orphan_ttl_s
         return ttl_s if self._owner_lives(pool.owner) else ttl_s - unused_s
-
-    def _is_needed(self, pool: Pool) -> bool:
-        return self._ledger.running_borrowers(pool) > 0 or any(
-            not child.auto for child in self._ledger.tree.children(pool)
-        )
 
     async def _until_woken(self, within_s: float) -> None:
         if within_s == NEVER_S:
