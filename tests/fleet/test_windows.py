@@ -314,6 +314,7 @@ async def test_cells_lent_to_a_pool_of_somebody_else_move_from_one_purse_to_the_
         await opened(stage, "other", 768)
         with pytest.raises(Unavailable, match="no room in the KV cache"):
             await finished(stage, stage.fleet.create_pool(from_session="lead", unowned=True))
+        assert stage.fleet.window_pressure().refused_needed_max == 301
 
 
 async def test_a_worker_that_says_as_much_as_it_likes_is_ended_alone_where_its_owner_is_full() -> None:

@@ -9,8 +9,8 @@ Invariant: what the ledger says is held is what the engine holds whenever no tur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -23,14 +23,14 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import BadRequest, ConfigError, Draining, EngineRestarting, EngineStarting
+from polystem.errors import BadRequest, ConfigError, Draining, EngineStarting
 from polystem.fleet.closing import SessionCloser
 from polystem.fleet.continuation import continued
 from polystem.fleet.dropper import Dropper
 from polystem.fleet.floor_desk import FloorDesk, Passage
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
-from polystem.fleet.gate import Booking, CellGate, Drop, Gate
+from polystem.fleet.gate import CellGate, Drop, Gate
 from polystem.fleet.journal import Journal, members_of, policy_in
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
@@ -39,19 +39,19 @@ from polystem.fleet.pool_sources import PoolSources
 from polystem.fleet.pools import FleetPools, OwnerFacts
 from polystem.fleet.prefixes import PrefixWatch
 from polystem.fleet.roll import Roll
+from polystem.fleet.running import TurnRunner
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetStatistics, Tally
 from polystem.fleet.store import FleetStore, StoredFleet
 from polystem.fleet.supervisor import Supervisor
 from polystem.fleet.sweeper import PoolSweeper
-from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn, TurnView
 from polystem.fleet.window_resizes import WindowResizes
 from polystem.fleet.windows import FleetWindows
 from polystem.fleet.windows_view import Resized
-from polystem.messages import DEFAULT_TENANT, Delta, Prompt, Request, Timings
-from polystem.pool import Account, CellLedger
+from polystem.messages import DEFAULT_TENANT, Prompt, Request
+from polystem.pool import CellLedger
 
 MakeGate: TypeAlias = Callable[[CellLedger, Drop], Gate]
 
@@ -127,6 +127,7 @@ class Fleet:
             before_build=self._ready_to_build,
             on_change=self._wake_desk,
             check_floor=self._floor,
+            note_refusal=lambda error: self._windows.note_refusal(error),
         )
         self.create_pool, self.fork_pool, self.pools, self.pool = pools.create, pools.fork, pools.listed, pools.view
         self.release_pool, self.pin_pool = pools.release, pools.pin
@@ -150,6 +151,19 @@ class Fleet:
             windows.reader.views, windows.pressure, windows.erase,
         )  # fmt: skip
         self.largest_admissible_cells = windows.largest_admissible_cells
+        self._runner = TurnRunner(
+            engine,
+            ledger,
+            planner,
+            gate,
+            self._dropper,
+            self._supervisor,
+            windows,
+            pools,
+            journal,
+            self._tally,
+            clock,
+        )
         self._closer = SessionCloser(
             ledger,
             sessions,
@@ -292,7 +306,7 @@ class Fleet:
                     self._supervisor.notice()
                     with self._prefixes.present(turn):
                         await self._prefixes.settle(turn)
-                        await self._run(turn, passage)
+                        await self._runner.run(turn, passage)
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
         request = turn.request
@@ -305,105 +319,6 @@ class Fleet:
         if self.floor_desk is None:
             return nullcontext()
         return self.floor_desk.passed(turn, self._planner.private_cells(turn))
-
-    async def _run(self, turn: Turn, passage: Passage | None) -> None:
-        async with await self._gate.admit(partial(self._bookings, turn)) as lease:
-            self._windows.seated(turn)
-            try:
-                await lease.cleared()
-                await self._generate(turn, passage)
-            finally:
-                await to_the_end(self._settle(turn))
-                self._pools.turn_ended(turn)
-
-    def _bookings(self, turn: Turn) -> Sequence[Booking]:
-        self._supervisor.notice()
-        return self._planner.bookings(turn)
-
-    async def _generate(self, turn: Turn, passage: Passage | None) -> None:
-        account, placement = turn.account, turn.placement
-        assert account is not None
-        async with account.guard:
-            self._supervisor.notice()
-        if passage is not None:
-            await passage.go()
-            self._supervisor.notice()
-        if turn.epoch != self._ledger.epoch:
-            raise EngineRestarting("it ended before the turn began")
-        turn.seated_at = self._clock.now_s()
-        account.cut_share(turn.kept_tokens)
-        async with aclosing(self.engine.generate(turn.bounded_request, turn.prompt, placement)) as deltas:
-            async for delta in deltas:
-                if not turn.prefilled.is_set():
-                    account.tokens = max(account.shared_tokens, turn.kept_tokens)
-                    turn.prefilled.set()
-                turn.output.extend(delta.tokens)
-                self._grow(turn)
-                if delta.finish_reason is not None:
-                    await self._remember(turn)
-                    delta = self._closing(turn, delta)
-                turn.push(delta)
-
-    async def _remember(self, turn: Turn) -> None:
-        """Writes the transcript down before anybody can learn that the turn is complete."""
-        if turn.session is not None and not turn.session.closed:
-            self._write_transcript(turn.session, turn)
-            await self._journal.flushed()
-
-    def _write_transcript(self, session: Session, turn: Turn) -> None:
-        session.path = turn.certain_path()
-        self._journal.transcript(session.session_id, session.path)
-
-    def _grow(self, turn: Turn) -> None:
-        """Books on for a turn without max_tokens, half a reserve ahead of need. Raises CellsExhausted."""
-        booking = self._planner.growth(turn)
-        if booking is not None:
-            self._gate.grow(booking)
-
-    def _closing(self, turn: Turn, delta: Delta) -> Delta:
-        """The last delta, with the fleet's share of the counts."""
-        usage, timings = delta.usage, delta.timings or Timings()
-        assert usage is not None
-        assert turn.seated_at is not None
-        usage = replace(usage, shared_tokens=min(turn.attach.shared_tokens, usage.cached_tokens))
-        self._tally.add(
-            turns_finished=1,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            shared_tokens=usage.shared_tokens,
-            output_tokens=usage.output_tokens,
-        )
-        waited_s = turn.seated_at - turn.begun_at
-        return replace(delta, usage=usage, timings=replace(timings, queued_s=timings.queued_s + waited_s))
-
-    async def _settle(self, turn: Turn) -> None:
-        """Leaves the turn's branch to its session, or drops it; from here on the ledger knows its length."""
-        account = turn.account
-        assert account is not None
-        if not turn.answered:
-            await self._refresh()
-        self._supervisor.notice()
-        length = self.engine.statistics().branch_tokens.get(account.branch)
-        if turn.epoch != self._ledger.epoch:
-            return
-        session = turn.session
-        if session is None or session.closed or length is None:
-            await self._drop(account)
-            return
-        if turn.seated_at is not None and not turn.answered:  # else the branch is as the turn before left it
-            self._write_transcript(session, turn)
-        account.running, account.booked_cells = False, 0
-        account.trim(length)
-        account.last_used_at = session.last_used_at = self._clock.now_s()
-
-    async def _drop(self, account: Account) -> None:
-        account.ending = True
-        await asyncio.shield(self._dropper([account]))
-        self._ledger.close(account.branch)
-
-    async def _refresh(self) -> None:
-        """Returns when statistics show what the engine has done for us so far: drops are answered between steps."""
-        await asyncio.shield(self._dropper([Account(branch=0, last_used_at=0.0)]))
 
     @property
     def pools_max(self) -> int:

@@ -17,12 +17,14 @@ from polystem.errors import (
     BadRequest,
     CellsExhausted,
     Conflict,
+    PolystemError,
     PoolCapacity,
     PoolLimit,
     PoolNotFound,
     PoolRoomExhausted,
     PoolsDisabled,
     PoolSeatsExhausted,
+    Saturated,
     SequencesExhausted,
 )
 from polystem.fleet.forks import check_fork
@@ -54,6 +56,7 @@ class FleetPools:
         before_build: called when a pool is about to be built; raises where the fleet takes no new work.
         on_change: told when there is something new to show.
         check_floor: raises where nobody keeps a floor, so that a pool's policy would mean nothing.
+        note_refusal: told of each wish that there was no room for.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class FleetPools:
         before_build: Callable[[], None],
         on_change: Callable[[], None],
         check_floor: Callable[[], object],
+        note_refusal: Callable[[Saturated], None],
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -86,6 +90,7 @@ class FleetPools:
         self._before_build = before_build
         self._on_change = on_change
         self._check_floor = check_floor
+        self._note_refusal = note_refusal
 
     # --- making ---------------------------------------------------------------------------------------------------
 
@@ -175,19 +180,9 @@ class FleetPools:
         self._on_change()
         try:
             pool, reused = await self._build(wish, read)
-        except AllocationFull as error:
-            raise PoolRoomExhausted(
-                needed_cells=error.needed_cells,
-                free_cells=error.free_cells,
-                total_cells=error.window_cells,
-                owner=error.owner,
-            ) from error
-        except CellsExhausted as error:
-            raise PoolRoomExhausted(
-                needed_cells=error.needed_cells, free_cells=error.free_cells, total_cells=error.total_cells
-            ) from error
-        except SequencesExhausted as error:
-            raise PoolSeatsExhausted(limit=error.limit) from error
+        except Saturated as error:
+            self._note_refusal(error)
+            raise _no_room(error) from error
         self._sweeper.wake()
         self._on_change()
         await self._journal.flushed()
@@ -328,6 +323,19 @@ def _check_owner(source: SourceFields, *, shared: bool, unowned: bool, session_i
         raise BadRequest("a shared pool has no owner: leave 'session_id' or 'shared' out", param="shared")
     if shared and source.get("from_session"):
         raise BadRequest("a session's context is no shared pool: leave 'from_session' or 'shared' out", param="shared")
+
+
+def _no_room(error: Saturated) -> PolystemError:
+    """What the refusal of cells, or of a sequence, is to whoever makes a pool: nothing that a mere retry mends."""
+    match error:
+        case AllocationFull(needed_cells=needed, free_cells=free, window_cells=total, owner=owner):
+            return PoolRoomExhausted(needed_cells=needed, free_cells=free, total_cells=total, owner=owner)
+        case CellsExhausted(needed_cells=needed, free_cells=free, total_cells=total):
+            return PoolRoomExhausted(needed_cells=needed, free_cells=free, total_cells=total)
+        case SequencesExhausted(limit=limit):
+            return PoolSeatsExhausted(limit=limit)
+        case _:
+            return error
 
 
 def _cannot_grow(parent: Pool) -> Conflict | PoolNotFound:
