@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import orjson
 import pytest
 
 from polystem.capacity.policy import GateSettings
 from polystem.clock import VirtualClock
+from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.scripted import Answer, ScriptedSettings, StepCost
 from polystem.errors import EngineDied
-from polystem.fleet import FloorSettings
-from polystem.serve import ServeSettings
+from polystem.fleet import Fleet, FloorSettings
+from polystem.serve import ServeSettings, build_app
 from polystem.serve.keepalive import kept_alive
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import Served, serving, until
@@ -200,7 +204,7 @@ async def test_a_keepalive_that_fails_is_logged_and_the_turn_goes_on(caplog: pyt
             raise ZeroDivisionError
 
     def comment() -> bytes:
-        return b""
+        return b": x\n\n"
 
     async with kept_alive(Broken(), clock, every_s=1, comment=comment):
         await clock.advance(2)
@@ -220,3 +224,35 @@ async def test_a_turn_behind_its_sessions_own_turn_is_queued_too() -> None:
         for call in (second_call, first):
             call.leave()
             await call.task
+
+
+@pytest.mark.native
+async def test_a_real_engine_that_stands_in_the_middle_of_a_prompt_is_told_as_far_as_it_came(
+    bundled_model: Path,
+) -> None:
+    settings = LlamaSettings(
+        bundled_model, cells=8192, sequences=4, threads=1, process="child", repack=False, prefill_chunk_tokens=64
+    )
+    engine = LlamaEngine(settings)
+    fleet = Fleet(engine)
+    await fleet.start()
+    pid = engine.process_id
+    assert pid is not None
+    try:
+        words = " ".join(f"parcel {number}" for number in range(600))
+        body = {"messages": [{"role": "user", "content": words}], "max_tokens": 2, **KEPT, "sse_ping_interval": 1}
+        call = AsgiCall(build_app(fleet, ServeSettings()), CHAT, body)
+        await until(lambda: call.task.done() or any(turn.prefilled_tokens > 0 for turn in fleet.turns()))
+        os.kill(pid, signal.SIGSTOP)
+        told = await call.next_body()
+        os.kill(pid, signal.SIGCONT)
+        while b"[DONE]" not in (piece := await call.next_body()):
+            told += piece
+        await call.task
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        await fleet.aclose()
+    found = [match for line in told.splitlines() if (match := GRAMMAR.match(line)) and match[1] == b"prefill"]
+    assert found
+    assert 0 < int(found[0][2]) < int(found[0][3])
+    assert int(found[0][3]) > 1000

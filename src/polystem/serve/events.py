@@ -38,7 +38,7 @@ class Events(Protocol):
         ...
 
     def keepalive(self, comment: bytes) -> bytes:
-        """What is sent to keep a silent stream alive, before or after the opening."""
+        """What is sent to keep a silent stream alive, before or after the opening; empty where it is to stay silent."""
         ...
 
 

@@ -39,7 +39,7 @@ class Reminded(Protocol):
 async def kept_alive(
     stream: Reminded, clock: Clock, *, every_s: float | None, comment: Callable[[], bytes]
 ) -> AsyncGenerator[None, None]:
-    """Comments on a stream for as long as the block runs; `every_s` None never does."""
+    """Comments on a stream for as long as the block runs; `every_s` None never does. An empty one is not sent."""
     if every_s is None:
         yield
         return
@@ -58,8 +58,10 @@ async def _remind(stream: Reminded, clock: Clock, every_s: float, comment: Calla
         silent_until_s = stream.sent_at_s + every_s
         if (wait_s := silent_until_s - clock.now_s()) > 0:
             await clock.sleep(wait_s)
+        elif said := comment():
+            await stream.remind(said)
         else:
-            await stream.remind(comment())
+            await clock.sleep(every_s)
 
 
 def comment_of(turn: TurnView | None) -> bytes:

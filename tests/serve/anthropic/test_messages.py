@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from polystem.capacity.policy import GateSettings
 from polystem.clock import VirtualClock
 from polystem.engine.scripted import Answer, ScriptedSettings
 from polystem.errors import EngineDied, PolystemError
+from polystem.fleet import FloorSettings
 from polystem.messages import Prompt, Request, ToolCall
 from polystem.serve import ServeSettings
 from polystem.serve.anthropic.errors import TYPE_OF
@@ -333,6 +335,47 @@ async def test_a_failure_before_the_first_word_is_a_status_and_after_it_an_error
     assert names[-1] == "error"
     assert "message_stop" not in names
     assert events_in(late.text)[-1][1]["error"]["type"] == kind
+
+
+async def test_neighbouring_turns_of_one_role_are_one_turn() -> None:
+    heard = Heard(Answer("ok"))
+    call: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "drive", "input": {}}
+    turns: list[dict[str, Any]] = [
+        *({"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}),
+        *({"role": "assistant", "content": "c"}, {"role": "assistant", "content": [call]}),
+        *({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}, {"role": "user", "content": "d"}),
+    ]
+    async with serving(script=heard) as served:
+        await asked(served, messages=turns, tools=[DRIVE])
+    told = [(message.role, message.content) for message in heard.requests[0].messages or ()]
+    assert told == [("user", "a\n\nb"), ("assistant", "c"), ("tool", ""), ("user", "d")]
+
+
+def five_seconds(decoding: int, cells_read: int, prefilled_tokens: int) -> float:
+    return 5.0
+
+
+@pytest.mark.parametrize(("interval", "status"), [(None, 429), (10, 200)])
+async def test_a_turn_that_is_refused_after_a_wait_gets_a_status_unless_it_asked_for_pings(
+    interval: int | None, status: int
+) -> None:
+    clock = VirtualClock()
+    one_worker = FloorSettings(gate=GateSettings(max_workers=1), admit_wait_s=30)
+    async with serving(Answer("a" * 50), clock=clock, step_cost=five_seconds, floor=one_worker) as served:
+        body = {"messages": HI, "max_tokens": 50, "stream": True}
+        first = AsgiCall(served.app, "/v1/messages", body)
+        while served.engine.statistics().decoding == 0:
+            await clock.advance(1)
+        second = AsgiCall(served.app, "/v1/messages", body | ({"sse_ping_interval": interval} if interval else {}))
+        while not second.task.done():
+            await clock.advance(1)
+        start, *rest = second.sent()
+        first.leave()
+        while not first.task.done():
+            await clock.advance(1)
+    assert start["status"] == status
+    assert b'"type":"rate_limit_error"' in rest[-1]["body"]
+    assert (rest[0]["body"] == b'event: ping\ndata: {"type":"ping"}\n\n') is (status == 200)
 
 
 async def test_silence_is_broken_by_pings_before_and_after_the_message_begins() -> None:

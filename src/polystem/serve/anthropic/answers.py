@@ -20,6 +20,10 @@ from polystem.serve.errors import body_of
 
 __all__ = ["MessageAnswer", "MessageEvents"]
 
+QUIET_REMINDERS = 5
+"""So often a turn that still queues stays silent: once a stream has begun, a refusal is no status any more, and
+clients of this family come again after a 429 but give up on a stream that fails."""
+QUEUED = b": keepalive queued"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 GROWS_BY = {"thinking_delta": "thinking", "text_delta": "text", "signature_delta": "signature"}
 
@@ -58,10 +62,11 @@ class MessageAnswer:
 
 
 class MessageEvents:
-    """Encodes a message as a stream."""
+    """Encodes a message as a stream. With `pings_in_queue` silence is broken from the start."""
 
-    def __init__(self, head: dict[str, Any], *, shows_thinking: bool = True) -> None:
+    def __init__(self, head: dict[str, Any], *, shows_thinking: bool = True, pings_in_queue: bool = False) -> None:
         self._head = head
+        self._quiet = 0 if pings_in_queue else QUIET_REMINDERS
         self._blocks = ContentBlocks(shows_thinking=shows_thinking)
 
     def opening(self, turn: Turn) -> bytes:
@@ -87,6 +92,10 @@ class MessageEvents:
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
 
     def keepalive(self, comment: bytes) -> bytes:
+        if self._quiet and comment.startswith(QUEUED):
+            self._quiet -= 1
+            return b""
+        self._quiet = 0
         return PING
 
 

@@ -65,5 +65,7 @@ def _turn_of(desk: Desk, body: MessagesBody, request: Request, head: dict[str, A
     shows_thinking = getattr(body.thinking, "display", None) != "omitted"
     if body.stream:
         ping_s = body.ping_s(desk.settings.ping_interval_s, wanted=True)
-        return StreamedTurn(desk, request, MessageEvents(head, shows_thinking=shows_thinking), ping_s=ping_s)
+        asked = body.sse_ping_interval is not None
+        events = MessageEvents(head, shows_thinking=shows_thinking, pings_in_queue=asked)
+        return StreamedTurn(desk, request, events, ping_s=ping_s)
     return WholeTurn(desk, request, MessageAnswer(head, shows_thinking=shows_thinking))

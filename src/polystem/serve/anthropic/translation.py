@@ -1,14 +1,16 @@
 """From a body of /v1/messages to a `Request`. Text goes on byte for byte.
 
 Blocks of text that one system prompt or one user turn consists of become paragraphs; those of an assistant's turn are
-put together as they were told apart. A tool's result becomes a message of its own.
+put together as they were told apart. Neighbouring turns of one role are one turn. A tool's result becomes a message of
+its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias, cast
 
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest
@@ -33,6 +35,7 @@ from polystem.serve.moved_lines import LineRule
 
 __all__ = ["request_of_conversation", "request_of_messages"]
 
+Block: TypeAlias = TextBlock | ToolResultBlock | ThinkingBlock | ToolUseBlock
 PARAGRAPH = "\n\n"
 
 
@@ -86,28 +89,30 @@ def _check_last_turn(turns: list[AnyTurn]) -> None:
 def _messages_of(body: Conversation) -> Iterator[Message]:
     if body.system is not None:
         yield Message("system", _text_of(body.system))
-    for turn in body.messages:
-        if isinstance(turn, UserTurn):
-            yield from _user_messages(turn)
+    for kind, turns in groupby(body.messages, type):
+        if kind is UserTurn:
+            yield from _user_messages([block for turn in turns for block in _blocks_of(cast("UserTurn", turn))])
         else:
-            yield _answer_of(turn)
+            yield _answer_of([block for turn in turns for block in _blocks_of(cast("AssistantTurn", turn))])
 
 
-def _user_messages(turn: UserTurn) -> Iterator[Message]:
+def _blocks_of(turn: UserTurn | AssistantTurn) -> Sequence[Block]:
+    return [TextBlock(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
+
+
+def _user_messages(blocks: Sequence[Block]) -> Iterator[Message]:
     """Results and texts in their order; neighbouring texts are one message."""
-    if isinstance(turn.content, str):
-        yield Message("user", turn.content)
-        return
     texts: list[str] = []
-    for block in turn.content:
+    for block in blocks:
         if isinstance(block, TextBlock):
             texts.append(block.text)
             continue
         if texts:
             yield Message("user", PARAGRAPH.join(texts))
             texts = []
+        assert isinstance(block, ToolResultBlock)
         yield _result_of(block)
-    if texts or not turn.content:
+    if texts or not blocks:
         yield Message("user", PARAGRAPH.join(texts))
 
 
@@ -115,12 +120,10 @@ def _result_of(block: ToolResultBlock) -> Message:
     return Message("tool", _text_of(block.content or ""), tool_call_id=block.tool_use_id)
 
 
-def _answer_of(turn: AssistantTurn) -> Message:
-    if isinstance(turn.content, str):
-        return Message("assistant", turn.content)
-    text = "".join(block.text for block in turn.content if isinstance(block, TextBlock))
-    thoughts = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
-    calls = tuple(_call_of(block) for block in turn.content if isinstance(block, ToolUseBlock))
+def _answer_of(blocks: Sequence[Block]) -> Message:
+    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    calls = tuple(_call_of(block) for block in blocks if isinstance(block, ToolUseBlock))
     return Message("assistant", text, reasoning=thoughts, tool_calls=calls)
 
 
