@@ -243,6 +243,14 @@ async def test_pools_and_sessions_work_here_too_and_are_told_of() -> None:
     assert sessions == {"abcdefgh", "h"}
 
 
+async def test_a_session_of_a_header_can_hold_a_window() -> None:
+    async with serving() as served:
+        sent = {"messages": HI, "max_tokens": 9, "num_ctx": 512, "tools": [DRIVE]}
+        response = await served.client.post("/v1/messages", json=sent, headers={"x-session-id": "h"})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-context-window"] == "512"
+
+
 async def test_a_call_with_broken_arguments_is_told_as_text_and_is_no_tool_use() -> None:
     broken = Answer(tool_calls=(ToolCall("c", "drive", '{"hub": nor'),))
     async with serving(broken) as served:

@@ -29,7 +29,6 @@ TYPE_OF: Mapping[int, str] = {
     504: "timeout_error",
 }
 REQUEST_ID, OUR_REQUEST_ID = b"request-id", b"x-request-id"
-MAX_ERROR_BYTES = 1 << 20
 
 
 def messages_error(body: Mapping[str, Any], *, request_id: str | None = None) -> dict[str, Any]:
@@ -70,9 +69,8 @@ class _Reshaped:
                 return
         elif self._failed is not None:
             self._body += message.get("body", b"")
-            if message.get("more_body") and len(self._body) <= MAX_ERROR_BYTES:
-                return
-            await self._send_failure(self._failed)
+            if not message.get("more_body"):
+                await self._send_failure(self._failed)
             return
         await self._send(message)
 
