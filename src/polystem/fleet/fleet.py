@@ -123,7 +123,11 @@ class Fleet:
             self._sweeper,
             journal,
             self._policies,
-            OwnerFacts(lives=self._owner_lives, holds_window=lambda session_id: session_id in ledger.windows),
+            OwnerFacts(
+                lives=self._owner_lives,
+                holds_window=lambda session_id: session_id in ledger.windows,
+                heard_of=lambda session_id: self._windows.touch(session_id),
+            ),
             before_build=self._ready_to_build,
             on_change=self._wake_desk,
             check_floor=self._floor,

@@ -42,10 +42,14 @@ from polystem.pool import CellLedger, Pool, PoolView, lineage, views_of
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """What the pools have to know of sessions: whether one is there, and whether it holds a window that pays."""
+    """What the pools have to know of sessions: whether one is there, and whether it holds a window that pays.
+
+    `heard_of` is told of the session that a new pool is for.
+    """
 
     lives: Callable[[str], bool]
     holds_window: Callable[[str], bool]
+    heard_of: Callable[[str | None], None]
 
 
 class FleetPools:
@@ -185,6 +189,7 @@ class FleetPools:
             raise _no_room(error) from error
         self._sweeper.wake()
         self._on_change()
+        self._owners.heard_of(pool.owner)
         await self._journal.flushed()
         return replace(self.view(pool.pool_id), reused=reused, warning=self._warning(pool, meant=meant))
 

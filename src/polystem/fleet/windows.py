@@ -2,7 +2,7 @@
 
 Every way to take cells is a booking at the gate of the cells, so that nothing is promised twice; the ledger keeps the
 sums. A window that is not heard of for `window_ttl_s` lapses, and the pools that its session owns with it; one that a
-turn runs or waits in does not. Other sizes are `window_resizes`' business.
+turn runs or waits in, or a pool is built in, does not. Other sizes are `window_resizes`' business.
 Invariant: a window that was told of is held until it lapses, is resized, or its session is closed.
 """
 
@@ -278,6 +278,8 @@ class FleetWindows:
     def _in_use(self, session_id: str) -> bool:
         session = self._sessions.find(session_id)
         if session is not None and session.users:
+            return True
+        if any(pool.payer == session_id and not pool.built for pool in self._ledger.tree.listed()):
             return True
         return any(turn.payer == session_id for turn in self._turns())
 
