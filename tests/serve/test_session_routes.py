@@ -258,6 +258,7 @@ READS = (
 )
 
 
+@pytest.mark.native
 async def test_no_control_read_waits_for_an_engine_whose_process_is_stopped(bundled_model: Path) -> None:
     engine = LlamaEngine(
         LlamaSettings(bundled_model, cells=2048, sequences=8, threads=1, process="child", repack=False)
