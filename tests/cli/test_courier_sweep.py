@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from polystem.cli.main import run
+from polystem.harness.record import read_record
 from polystem.harness.sweep_record import read_sweep
 from tests.cli.test_courier import in_background
 from tests.harness.courier_server import CourierServer, said_text
@@ -72,6 +73,19 @@ def test_a_sweep_that_makes_no_sense_is_refused(
     assert run(["courier", "sweep", "--out", str(tmp_path / "s"), *arguments]) == 2
     assert f"error: {complaint}" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_repeats_of_a_run_turn_round_and_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "again"
+    with in_background(CourierServer()) as url:
+        arguments = ["--base-url", url, "--arm", "both", "--repeats", "2", "--out", str(out), *QUICK]
+        assert run(["courier", "run", *arguments]) == 0
+        assert f"polystem courier compare {out}:pooled {out}:naive" in capsys.readouterr().err
+        assert run(["courier", "run", *arguments]) == 2, "records are there already"
+    assert read_record(out / "repeat-0").manifest.arms == ("pooled", "naive")
+    assert read_record(out / "repeat-1").manifest.arms == ("naive", "pooled")
+    assert run(["courier", "compare", f"{out}:pooled", f"{out}:naive"]) == 0
+    assert "pairs are repeats" in capsys.readouterr().out
 
 
 def test_runs_that_differ_are_not_compared_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

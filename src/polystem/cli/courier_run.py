@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ from polystem.harness.delays import parse_delay
 from polystem.harness.failures import cross_talk_lines, failure_lines
 from polystem.harness.figures import figures_of, headline, reduction_lines, summary_json
 from polystem.harness.foreign_load import parse_foreign
+from polystem.harness.intervals import abba
 from polystem.harness.metrics import ArmSummary, summarise_all
 from polystem.harness.record import MANIFEST_NAME, ROWS_NAME, Record, read_record
 from polystem.harness.settings import CourierSettings
@@ -71,7 +73,7 @@ delivers it with a door code that it was told once, at the start. Everything is 
 
   polystem courier run --floor-tps 15 --packages 32 --arm pooled --arm pooled-nogate --arm pooled-static:8
 
-  polystem courier run --mode replay --arm both --prefix-tokens 875 --turn-tokens 24:24
+  polystem courier run --mode replay --arm both --prefix-tokens 875 --turn-tokens 24:24 --repeats 5
 
   polystem courier run --arm plain --base-url http://127.0.0.1:8000/v1 --model some-model
 
@@ -85,7 +87,8 @@ it to compare times. The arms:
 Without --base-url a server is started for each arm. With it, the server's floor and limit are set for each arm and set
 back at its end. The table goes to stdout. Exit code 0: every package was delivered; {NOT_DELIVERED_EXIT_CODE}: not \
 every one; {CROSS_TALK_EXIT_CODE}: an agent named a number that belongs to another one's package, so caches were mixed \
-up. `polystem report DIR` makes a page of the record.
+up. `polystem report DIR` makes a page of the record; with --repeats each has a record in a folder of its own, and
+`polystem courier compare` says what differs between their arms.
 """
 
 ArmFlag = Annotated[
@@ -94,6 +97,9 @@ ArmFlag = Annotated[
 FloorFlag = Annotated[
     float | None,
     typer.Option(metavar="X", help="Tokens/s that gates keep and arms are judged by.", show_default="no floor"),
+]
+RepeatsFlag = Annotated[
+    int, typer.Option(metavar="R", help="Times that all arms are run, their order turned round each time.")
 ]
 OutFlag = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
@@ -108,6 +114,7 @@ def run(
     seed: SeedFlag = DEFAULTS.seed,
     arm: ArmFlag = None,
     floor_tps: FloorFlag = None,
+    repeats: RepeatsFlag = 1,
     mode: ModeFlag = ModeChoice.model,
     arrivals: ArrivalsFlag = "burst",
     concurrency: ConcurrencyFlag = None,
@@ -131,6 +138,8 @@ def run(
     threads: ThreadsFlag = None,
     json: JsonFlag = False,
 ) -> None:
+    if repeats < 1:
+        raise ConfigError(f"repeats is {repeats}; it must be at least 1")
     settings = CourierSettings(
         packages=packages,
         steps=steps,
@@ -153,18 +162,36 @@ def run(
         foreign=parse_foreign(foreign),
     )
     refuse_idle_flags(context, settings, base_url)
-    folder = _folder(out, overwrite=overwrite)
+    target = Target(base_url, model, api_key, cells, threads)
+    whole = folder_named(out, "courier")
+    folders = [whole if repeats == 1 else whole / f"repeat-{repeat}" for repeat in range(repeats)]
+    for folder in folders:
+        _prepare(folder, overwrite=overwrite)
+    codes = [
+        _run_once(replace(settings, arms=arms), target, folder, as_json=json)
+        for folder, arms in zip(folders, abba(settings.arms, repeats), strict=True)
+    ]
+    if repeats > 1 and len(settings.arms) > 1:
+        first, second = settings.arms[:2]
+        print(f"compare them with: polystem courier compare {whole}:{first} {whole}:{second}", file=sys.stderr)
+    if any(codes):
+        raise typer.Exit(max(codes))
+
+
+def _run_once(settings: CourierSettings, target: Target, folder: Path, *, as_json: bool) -> int:
+    """One run, its figures, and the exit code that it asks for."""
     with shown_progress(Console(stderr=True)) as progress:
-        measure(settings, Target(base_url, model, api_key, cells, threads), folder, progress)
+        measure(settings, target, folder, progress)
     record = read_record(folder)
     summaries = summarise_all(record)
-    _print_figures(record, summaries, as_json=json)
+    _print_figures(record, summaries, as_json=as_json)
     tell_failures(record)
     print(f"record in {folder}; see it with: polystem report {folder}", file=sys.stderr)
     if any(summary.crossed for summary in summaries):
-        raise typer.Exit(CROSS_TALK_EXIT_CODE)
+        return CROSS_TALK_EXIT_CODE
     if len(summaries) < len(settings.arms) or not all(summary.whole for summary in summaries):
-        raise typer.Exit(NOT_DELIVERED_EXIT_CODE)
+        return NOT_DELIVERED_EXIT_CODE
+    return 0
 
 
 def named_arms(names: Sequence[str]) -> tuple[str, ...]:
@@ -181,14 +208,13 @@ def tell_failures(record: Record) -> None:
         print(line, file=sys.stderr)
 
 
-def _folder(out: Path | None, *, overwrite: bool) -> Path:
-    folder = folder_named(out, "courier")
+def _prepare(folder: Path, *, overwrite: bool) -> None:
+    """Makes the folder of a record. Raises ConfigError where one is there already."""
     if (folder / MANIFEST_NAME).exists() and not overwrite:
         raise ConfigError(f"{folder} holds a record already", hint="name another folder, or add --overwrite")
     make_folder(folder)
     for name in (MANIFEST_NAME, ROWS_NAME):  # else a run that cannot begin would leave another's figures
         (folder / name).unlink(missing_ok=True)
-    return folder
 
 
 def _print_figures(record: Record, summaries: Sequence[ArmSummary], *, as_json: bool) -> None:

@@ -84,7 +84,7 @@ def _of_floor(folder: Path, word: str) -> Iterator[Path]:
 
 def _arm(records: Sequence[Record], word: str, text: str) -> str:
     arms = records[0].arms()
-    if any(record.arms() != arms for record in records):
+    if any(set(record.arms()) != set(arms) for record in records):
         raise ConfigError(f"the records in {text} have different arms, so they are no repeats of each other")
     if not word and len(arms) == 1:
         return arms[0]
