@@ -151,6 +151,22 @@ async def test_a_template_that_rewrites_earlier_replies_is_refused_where_it_does
         await go_on(engine, thought, NEW)
 
 
+TOOLS_LAST = (
+    "{% for message in messages %}{% if loop.last and tools %}{{ tools | tojson }}{% endif %}"
+    "{% set text = (message.content or '') + (message.tool_calls | tojson if message.tool_calls else '') %}"
+    + TURN
+    + "{% endfor %}"
+    + OPEN
+)
+
+
+async def test_tools_are_not_written_again_for_they_stand_in_the_pool() -> None:
+    engine = await scripted(TOOLS_LAST)
+    pool = (await engine.encode(asking(TALK), generation_prompt=False)).tokens
+    assert "drive" in (await engine.encode(asking(NEW, tools=(DRIVE,)))).text
+    assert "drive" not in (await go_on(engine, pool, NEW, tools=(DRIVE,))).text
+
+
 async def test_a_template_that_shows_no_replies_is_refused() -> None:
     engine = await scripted(HIDES_REPLIES)
     with pytest.raises(BadRequest, match="does not show where a reply begins and ends"):

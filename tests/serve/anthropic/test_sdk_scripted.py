@@ -58,10 +58,14 @@ async def test_a_stream_adds_up_to_the_whole_message_and_goes_back_as_it_came() 
 
 
 async def test_a_failure_within_a_stream_is_raised_by_the_package() -> None:
-    async with talking(Answer("abc", error=EngineDied("x"), fails_after_tokens=2)) as client:
+    heard: list[str] = []
+
+    async def listen(client: anthropic.AsyncAnthropic) -> None:
         async with client.messages.stream(model="scripted", max_tokens=9, messages=HI) as stream:
-            heard: list[str] = []
-            with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
-                async for text in stream.text_stream:
-                    heard.append(text)  # noqa: PERF401
+            async for text in stream.text_stream:
+                heard.append(text)
+
+    async with talking(Answer("abc", error=EngineDied("x"), fails_after_tokens=2)) as client:
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+            await listen(client)
     assert "".join(heard) == "ab"

@@ -82,8 +82,9 @@ class ThoughtBudget:
         assert self._mark is not None
         self._thought_tokens += not forced
         self._forced += forced
-        self._text = (self._text + self._piece(token))[-(len(self._mark.closing) + 64) :]
-        self._over = self._mark.closing in self._text or self._forced == len(self._mark.closing_tokens)
+        text, closing = self._text + self._piece(token), self._mark.closing
+        self._over = closing in text or self._forced == len(self._mark.closing_tokens)
+        self._text = text[-len(closing) :]
 
     def _look_for_opening(self, token: int) -> None:
         """Thinking opens at the very start of an answer, or not at all."""
