@@ -16,29 +16,23 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias
 
-from polystem.capacity.asks import WorkerState
 from polystem.capacity.fits import FitStore
-from polystem.capacity.gate import FloorGate
-from polystem.capacity.policy import FloorPolicy, GateSettings
-from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock, SystemClock
 from polystem.engine.protocol import CellEngine, EngineStatistics
-from polystem.errors import BadRequest, ConfigError, Draining, EngineStarting
+from polystem.errors import BadRequest, ConfigError, Draining
 from polystem.fleet.closing import SessionCloser
 from polystem.fleet.continuation import continued
 from polystem.fleet.dropper import Dropper
-from polystem.fleet.floor_desk import FloorDesk, Passage
-from polystem.fleet.floor_facts import FactsReader
-from polystem.fleet.floor_model import FitKeeper
+from polystem.fleet.floor import FleetFloor
+from polystem.fleet.floor_desk import FloorDesk
 from polystem.fleet.gate import CellGate, Drop, Gate
-from polystem.fleet.journal import Journal, members_of, policy_in
+from polystem.fleet.journal import Journal, policy_in
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
 from polystem.fleet.policies import PoolPolicies
 from polystem.fleet.pool_sources import PoolSources
 from polystem.fleet.pools import FleetPools, OwnerFacts
 from polystem.fleet.prefixes import PrefixWatch
-from polystem.fleet.roll import Roll
 from polystem.fleet.running import TurnRunner
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
@@ -81,8 +75,6 @@ class Fleet:
         self.engine = engine
         self.settings = settings = settings or FleetSettings()
         self.floor_settings = floor
-        self._fits = fits
-        self.floor_desk: FloorDesk | None = None
         self._policies = PoolPolicies()
         self._journal = journal = Journal(store, self._policies)
         self._clock = clock = clock or SystemClock()
@@ -94,11 +86,17 @@ class Fleet:
         new_branch = partial(next, count(1))
         self._ledger = ledger = CellLedger(on_release=lambda pool: self._pools.released(pool))
         self._dropper = Dropper(engine)
+        self._floor = gate_floor = FleetFloor(
+            floor, engine, clock, ledger, self._policies, journal, fits, offload=self._offload
+        )
+        self.capacity, self.capacity_for = gate_floor.view, gate_floor.outlook
+        self.floor_policy, self.set_floor = gate_floor.policy, gate_floor.set_policy
+        self.max_workers, self.set_max_workers = gate_floor.max_workers, gate_floor.set_max_workers
         self._gate = gate = make_gate(ledger, self._dropper)
         self._sessions = sessions = Sessions(
             ledger,
             settings.remembered_sessions,
-            worker_state=self._worker_state,
+            worker_state=self._floor.worker_state,
             on_close=journal.session_gone,
         )
         self._planner = planner = Planner(ledger, sessions, settings, clock, new_branch)
@@ -109,8 +107,8 @@ class Fleet:
             keeper,
             settings,
             self._tally,
-            on_restart=self._engine_restarted,
-            on_lost=self._engine_lost,
+            on_restart=gate_floor.engine_restarted,
+            on_lost=gate_floor.engine_lost,
         )
         self._sweeper = PoolSweeper(ledger, keeper, settings, clock, owner_lives=self._owner_lives)
         self._pools = pools = FleetPools(
@@ -129,8 +127,8 @@ class Fleet:
                 heard_of=lambda session_id: self._windows.touch(session_id),
             ),
             before_build=self._ready_to_build,
-            on_change=self._wake_desk,
-            check_floor=self._floor,
+            on_change=gate_floor.wake,
+            check_floor=gate_floor.opened,
             note_refusal=lambda error: self._windows.note_refusal(error),
         )
         self.create_pool, self.fork_pool, self.pools, self.pool = pools.create, pools.fork, pools.listed, pools.view
@@ -176,8 +174,8 @@ class Fleet:
             journal,
             turns=lambda: self._turns,
             owns=lambda session_id: session_id in ledger.windows or bool(pools.owned_by(session_id)),
-            is_worker=lambda session_id: self._worker_state(session_id) is not None,
-            close_worker=self._close_worker,
+            is_worker=lambda session_id: gate_floor.worker_state(session_id) is not None,
+            close_worker=gate_floor.close_worker,
         )
 
     async def start(self) -> None:
@@ -190,20 +188,10 @@ class Fleet:
         self._ledger.windows.most_cells = info.context_tokens
         stored = self._journal.open(info.model_sha256)
         self._take_up(stored)
-        self._open_desk(stored)
+        self._floor.open(stored, self._sessions, self.settings)
         self._supervisor.start()
         self._sweeper.start()
         self._windows.start()
-
-    def _capped(self, gate: GateSettings) -> GateSettings:
-        """The fleet's own prefill budget bounds the gate's."""
-        most = self.settings.prefill_budget_tokens
-        if most is None:
-            return gate
-        chunk_max_tokens = min(most, gate.chunk_max_tokens)
-        return replace(
-            gate, chunk_max_tokens=chunk_max_tokens, chunk_min_tokens=min(gate.chunk_min_tokens, chunk_max_tokens)
-        )
 
     def _take_up(self, stored: StoredFleet) -> None:
         """Windows come back, pools to be built again, sessions with their transcripts and no cells."""
@@ -217,29 +205,10 @@ class Fleet:
             tenant = DEFAULT_TENANT if session.worker is None else session.worker.tenant
             self._sessions.bring_back(session.session_id, session.path, tenant, self._clock.now_s())
 
-    def _open_desk(self, stored: StoredFleet) -> None:
-        """The floor gate begins with what is known of this engine on this machine, and with earlier workers."""
-        floor = self.floor_settings
-        if floor is None:
-            return
-        fits = FitKeeper(self.engine.info, floor, self._fits, self._clock)
-        model, demand = fits.start()
-        gate = FloorGate(self._capped(floor.gate), model, rule=floor.rule, demand=demand)
-        facts = FactsReader(self._ledger, self._sessions)
-        roll = Roll(self._journal, self._clock, members_of(stored))
-        self.floor_desk = FloorDesk(
-            gate,
-            model,
-            self.engine,
-            self._clock,
-            floor,
-            facts,
-            fits,
-            self._policies,
-            roll,
-            self._offload,
-        )
-        self.floor_desk.start()
+    @property
+    def floor_desk(self) -> FloorDesk | None:
+        """Where turns wait for the floor gate; None without one, and before the engine is ready."""
+        return self._floor.desk
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -252,8 +221,7 @@ class Fleet:
         first token is raised by entering.
         """
         self._check_open()
-        if self.floor_desk is not None:
-            self.floor_desk.check(request)
+        self._floor.check(request)
         prompt = await self._prompt(request)
         self._check_open()
         turn = Turn(request, prompt, self._clock.now_s())
@@ -306,7 +274,7 @@ class Fleet:
             await self._prefixes.built(turn)
             self._supervisor.notice()
             with self._windows.paid(turn):
-                async with self._entrance(turn) as passage:
+                async with self._floor.passed(turn, self._planner.private_cells(turn)) as passage:
                     self._supervisor.notice()
                     with self._prefixes.present(turn):
                         await self._prefixes.settle(turn)
@@ -319,11 +287,6 @@ class Fleet:
         wait = self.settings.second_turn == "wait"
         return self._sessions.entered(request.session_id, turn.begun_at, tenant=request.tenant, wait=wait)
 
-    def _entrance(self, turn: Turn) -> AbstractAsyncContextManager[Passage | None]:
-        if self.floor_desk is None:
-            return nullcontext()
-        return self.floor_desk.passed(turn, self._planner.private_cells(turn))
-
     @property
     def pools_max(self) -> int:
         """How many pools there may be at once; 0 where pools are switched off."""
@@ -335,8 +298,9 @@ class Fleet:
         return self._pools.depth
 
     def _owner_lives(self, session_id: str) -> bool:
-        """Whether the owner of a pool is there: as a session, or as a worker that waits."""
-        return self._sessions.find(session_id) is not None or self._worker_state(session_id) is not None
+        """Whether the owner of a pool is there: as a session, by its window, or as a worker that waits."""
+        known = self._sessions.find(session_id) is not None or session_id in self._ledger.windows
+        return known or self._floor.worker_state(session_id) is not None
 
     # --- sessions and pools ----------------------------------------------------------------------------------------
 
@@ -355,58 +319,9 @@ class Fleet:
         await self._pools.disown(session_id)
         return owned
 
-    def _wake_desk(self) -> None:
-        if self.floor_desk is not None:
-            self.floor_desk.wake()
-
-    def _close_worker(self, session_id: str) -> None:
-        if self.floor_desk is not None:
-            self.floor_desk.close_worker(session_id)
-
     def _ready_to_build(self) -> None:
         self._check_open()
         self._supervisor.notice()
-
-    # --- the floor ------------------------------------------------------------------------------------------------
-
-    def capacity(self) -> CapacityView | None:
-        """What the floor gate showed of itself at its last look at the engine; None without a floor gate."""
-        return None if self.floor_desk is None else self.floor_desk.view
-
-    def capacity_for(self, pool_id: int | None, expected_cells: int) -> Outlook:
-        """What one more worker of this pool would meet now. Changes nothing. Raises PoolNotFound, ConfigError."""
-        if pool_id is not None:
-            self._ledger.tree.get(pool_id)
-        return self._floor().outlook(pool_id, expected_cells)
-
-    def floor_policy(self) -> FloorPolicy | None:
-        """The policy that holds for everybody now; None without a floor gate."""
-        return None if self.floor_desk is None else self.floor_desk.gate.policy
-
-    def set_floor(self, policy: FloorPolicy) -> None:
-        """Replaces the policy that holds for everybody, in this process; nobody who was let in has to go.
-
-        Raises ConfigError.
-        """
-        self._floor().set_policy(policy)
-
-    def max_workers(self) -> int | None:
-        """The fixed limit on workers that holds now."""
-        return None if self.floor_desk is None else self.floor_desk.gate.max_workers
-
-    def set_max_workers(self, most: int | None) -> None:
-        """Replaces the fixed limit on workers; nobody who was let in has to go. Raises ConfigError."""
-        self._floor().set_max_workers(most)
-
-    def _floor(self) -> FloorDesk:
-        if self.floor_desk is not None:
-            return self.floor_desk
-        if self.floor_settings is not None:
-            raise EngineStarting
-        raise ConfigError("this fleet has no floor gate", hint="make it with floor=FloorSettings()")
-
-    def _worker_state(self, session_id: str) -> WorkerState | None:
-        return None if self.floor_desk is None else self.floor_desk.gate.state_of(session_id)
 
     def _offload(self, session_id: str) -> None:
         """Gives up the cells of a session that stands still; its next turn prefills. Nothing where a turn uses them."""
@@ -417,14 +332,6 @@ class Fleet:
             self._dropper([account])
             self._tally.add(branches_offloaded=1)
             self._gate.advance()
-
-    def _engine_restarted(self) -> None:
-        if self.floor_desk is not None:
-            self.floor_desk.engine_restarted()
-
-    def _engine_lost(self, detail: str) -> None:
-        if self.floor_desk is not None:
-            self.floor_desk.engine_lost(detail)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -444,7 +351,7 @@ class Fleet:
             draining=self._draining,
             engine_lost=self._supervisor.lost,
             floor=self.capacity(),
-            floor_faults=0 if self.floor_desk is None else self.floor_desk.faults,
+            floor_faults=self._floor.faults,
             store=self._journal.health,
         )
 
@@ -464,8 +371,7 @@ class Fleet:
         Nothing is in the cache that was not booked; when nothing runs, the cache holds what the ledger says.
         """
         self._ledger.check_integrity()
-        if self.floor_desk is not None:
-            self.floor_desk.check_integrity()
+        self._floor.check_integrity()
         engine = self.engine.statistics()
         if self._dropper.busy or engine.boot != self._supervisor.boot or engine.state != "ready":
             return
@@ -491,8 +397,7 @@ class Fleet:
     async def drain(self, grace_s: float) -> None:
         """Takes no new work, lets what runs finish within `grace_s`, then ends it with Draining."""
         self._draining = True
-        if self.floor_desk is not None:
-            self.floor_desk.drain(Draining)
+        self._floor.drain()
         self._gate.close(Draining)
         waits = [asyncio.ensure_future(self._all_ended.wait()), asyncio.ensure_future(self._clock.sleep(grace_s))]
         try:
@@ -509,8 +414,7 @@ class Fleet:
         await self._sweeper.aclose()
         await self._windows.aclose()
         await self._end_turns()
-        if self.floor_desk is not None:
-            await self.floor_desk.aclose()
+        await self._floor.aclose()
         await self._dropper.settled()
         await self.engine.aclose()
         await self._journal.aclose()
