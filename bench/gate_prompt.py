@@ -31,6 +31,7 @@ OUTPUT_TOKENS = 640
 PROBE_TOKENS = 48
 SETTLED_TOKENS = 64
 MARGIN = 0.5
+UNBOUNDED_SHARE = 1e6
 CHUNK_TOKENS = 512
 """What the engine prefills in one step where nobody bounds it."""
 
@@ -101,7 +102,10 @@ async def worst_gap(machine: Machine, prefix: Prefix, floor_tps: float, chunk_mi
     """One run; `chunk_min_tokens` None is the gate's own, `CHUNK_TOKENS` is no budget."""
     policy, settings = FloorPolicy(floor_tps=floor_tps, guarantee_min_sessions=WORKERS + 1), GateSettings()
     least = settings.chunk_min_tokens if chunk_min_tokens is None else chunk_min_tokens
-    gate = GateSettings(policy=policy, chunk_min_tokens=least, chunk_max_tokens=CHUNK_TOKENS)
+    share = settings.chunk_min_share if chunk_min_tokens is None else UNBOUNDED_SHARE
+    gate = GateSettings(
+        policy=policy, chunk_min_tokens=least, chunk_min_share=share, chunk_max_tokens=CHUNK_TOKENS
+    )  # fmt: skip
     async with machine.fleet(_cells_for(prefix), FloorSettings(gate=gate, admit_wait_s=None)) as fleet:
         pool = await fleet.create_pool(tokens=prefix.token_ids)
         crowd = _Crowd(machine, fleet, prefix, pool.pool_id)

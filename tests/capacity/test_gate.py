@@ -11,6 +11,7 @@ from polystem.capacity.floor import Demand
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.rule import GateState
+from polystem.capacity.simulation import Coefficients
 from polystem.capacity.step_model import StepLoad, StepModel
 from polystem.errors import ConfigError
 from tests.capacity.gate_stage import Stage, filled, let
@@ -86,8 +87,12 @@ def test_the_settle_timer_ends_the_wait_for_steps() -> None:
     assert let(stage.passes(0.5)) == ["b"]
 
 
+DOUBTED = {"samples": 60, "fit": Coefficients(0.020, 0.004, 1e-8, 0.0004).fit(doubt=1.0)}
+"""A second stream is known by the mean alone, and its upper bound is beyond a floor of 30."""
+
+
 def test_a_worker_that_never_settles_is_waited_for_so_long_and_no_longer() -> None:
-    stage = Stage(samples=60, policy=FloorPolicy(floor_tps=14, settle_tokens=100_000, settle_s=5.0))
+    stage = Stage(policy=FloorPolicy(floor_tps=30, settle_tokens=100_000, settle_s=5.0), **DOUBTED)  # type: ignore[arg-type]
     stage.arrive("a")
     verdict = stage.arrive("b")
     assert isinstance(verdict, Wait)
@@ -113,15 +118,21 @@ def test_prompts_alone_teach_the_gate_nothing_about_decoding() -> None:
 
 
 def test_a_quarter_of_the_live_workers_may_warm_at_once() -> None:
-    stage = filled(8)
-    verdicts = [stage.arrive(f"n{index}") for index in range(4)]
-    assert [type(verdict) for verdict in verdicts] == [Go, Go, Wait, Wait]
-    assert stage.view.warming == stage.view.warming_most == 2
+    stage = Stage(policy=FloorPolicy(floor_tps=30), **DOUBTED)  # type: ignore[arg-type]
+    verdicts = [stage.arrive(name) for name in "abc"]
+    assert [type(verdict) for verdict in verdicts] == [Go, Wait, Wait]
+    assert stage.view.warming == stage.view.warming_most == 1
     assert stage.view.binding == "warming"
 
 
+def test_as_many_come_in_at_once_as_have_room_for_certain() -> None:
+    stage = filled(4)
+    verdicts = [stage.arrive(f"n{index}") for index in range(5)]
+    assert [type(verdict) for verdict in verdicts] == [Go] * 4 + [Wait], "twice what was carried"
+
+
 def test_a_turn_that_has_ended_has_settled_its_worker() -> None:
-    stage = Stage(samples=60)
+    stage = Stage(policy=FloorPolicy(floor_tps=30), **DOUBTED)  # type: ignore[arg-type]
     stage.arrive("a")
     stage.arrive("b")
     assert let(stage.end("a")) == ["b"]
@@ -515,6 +526,18 @@ def test_a_continuation_that_would_push_the_others_under_the_floor_is_held_and_c
     assert (stage.view.held, stage.view.queued) == (2, 1)
     stage.foreign = 0
     assert let(stage.passes(1.0))[:2] == ["w0", "w1"]
+
+
+def test_held_turns_go_by_the_age_of_their_workers_until_one_has_waited_for_long() -> None:
+    stage = filled(11)
+    stage.end("w0", "w1", "w2")
+    stage.foreign = 4
+    stage.passes(3.0)
+    waits = [stage.arrive(name) for name in ("w2", "w0", "w1")]
+    assert all(isinstance(verdict, Wait) for verdict in waits)
+    assert [stage.gate.waiting(name, stage.now_s).place for name in ("w0", "w1", "w2")] == [0, 1, 2]  # type: ignore[union-attr]
+    stage.passes(stage.settings.held_most_s + 0.1)
+    assert [stage.gate.waiting(name, stage.now_s).place for name in ("w2", "w0", "w1")] == [0, 1, 2]  # type: ignore[union-attr]
 
 
 def test_a_held_turn_that_is_withdrawn_leaves_its_worker_live() -> None:

@@ -217,7 +217,7 @@ def test_walks_meet_every_kind_of_action() -> None:
     walk = Walk()
     grown = [("grow", index, 6) for index in range(6)]
     crowd = [move for index in range(6) for move in (("ask", index, 0), ("passes", 4, 0))]
-    walk.play([*crowd, *grown, ("passes", 7, 0), *[("end", 5, 0)] * 6, ("passes", 3, 0)])
+    walk.play([*crowd, *grown, ("passes", 7, 0), *[("end", 5, 0)] * 6, *[("passes", 7, 0)] * 3])
     decided += walk.stage.decided
     assert set(decided) == {"Let", "Pause", "Resume", "Offload", "SetBudget", "Expire", "Forget"}
     assert min(decided.values()) >= 2, decided

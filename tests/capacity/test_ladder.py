@@ -34,9 +34,21 @@ def test_a_moment_above_the_line_begins_the_wait_anew() -> None:
     assert ladder.hold_due(7.5)
 
 
-def test_a_pause_is_due_below_half_the_floor_alone() -> None:
+def test_a_pause_is_due_where_holding_has_not_helped_for_long() -> None:
     ladder = Ladder(SETTINGS)
     ladder.measure(5.1, 10.0, 0.0)
+    assert not ladder.pause_due(11.9)
+    assert ladder.pause_due(12.0)
+    ladder.paused(12.0)
+    assert not ladder.pause_due(15.9)
+    assert ladder.pause_due(16.0)
+    ladder.measure(10.0, 10.0, 17.0)
+    assert not ladder.pause_due(60.0)
+
+
+def test_a_pause_is_due_below_half_the_floor() -> None:
+    ladder = Ladder(SETTINGS)
+    ladder.measure(5.1, 10.0, 57.0)
     assert not ladder.pause_due(60.0)
     ladder.measure(4.9, 10.0, 60.0)
     assert not ladder.pause_due(63.9)
@@ -45,16 +57,6 @@ def test_a_pause_is_due_below_half_the_floor_alone() -> None:
     ladder.paused(64.0)
     assert not ladder.pause_due(67.9)
     assert not ladder.return_due(69.9)
-
-
-def test_a_crowd_by_the_model_is_a_reason_to_hold_as_well() -> None:
-    ladder = Ladder(SETTINGS)
-    ladder.crowd(True, 0.0)
-    assert not ladder.under
-    assert not ladder.hold_due(3.9)
-    assert ladder.hold_due(4.0)
-    ladder.crowd(False, 5.0)
-    assert not ladder.hold_due(9.0)
 
 
 def test_nobody_comes_back_before_both_pauses_are_over() -> None:

@@ -75,3 +75,13 @@ def test_cells_grow_by_what_those_have_more_who_were_there_before() -> None:
     assert meter.growth_cells_s == pytest.approx(50.0, rel=0.05)
     meter.take_cells(100, 0, 10.1)
     assert meter.growth_cells_s == 0.0
+
+
+def test_what_several_steps_have_carried_is_known_better_than_what_one_has() -> None:
+    meter = StepMeter()
+    meter.new_steps([step(0.1 * index, decoding=8 if index == 3 else 2) for index in range(6)], 1.0)
+    assert (meter.most_decoding, meter.most_carried) == (8, 2)
+    meter.new_steps([step(1 + 0.1 * index, decoding=6) for index in range(4)], 2.0)
+    assert meter.most_carried == 6
+    meter.restarted()
+    assert meter.most_carried == 0

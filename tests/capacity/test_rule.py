@@ -9,9 +9,18 @@ import pytest
 from polystem.capacity.asks import Ask, Reason
 from polystem.capacity.floor import Demand
 from polystem.capacity.forecast import Forecast, Outside
+from polystem.capacity.growth import CellPath
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.rule import FloorRule, GateState
 from polystem.capacity.simulation import Coefficients
+
+
+class Doubting(Coefficients):
+    """Doubts everything beyond one stream."""
+
+    def upper_s(self, load: object) -> float:
+        return 10.0
+
 
 POLICY = FloorPolicy(floor_tps=14.0)
 RULE = FloorRule(GateSettings(policy=POLICY))
@@ -40,9 +49,9 @@ def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_
         settle_until=0.0,
         cells_after=1000,
         cells_line=9000,
-        extra_cells=100,
-        mean_cells=100,
+        path=CellPath(present=((4, 100.0),), newcomer_cells=100, final_cells=100),
         most_seen=12,
+        most_carried=12,
         seats_after=6,
         seats_total=256,
         forecast=forecast,
@@ -60,7 +69,7 @@ def test_nothing_binds_at_peace() -> None:
         ("saturated, hold", {"held": 1}),
         ("saturated, hold", {"on_hold": 1}),
         ("saturated, hold", {"under_floor": True}),
-        ("warming", {"warming": 1, "most_seen": 4}),
+        ("warming", {"warming": 1, "most_seen": 4, "floor_tps": None}),
         ("warming", {"prefilling": 2, "policy": FloorPolicy(floor_tps=14.0, prefill_max_slots=2)}),
         ("seats", {"seats_after": 257}),
         ("kv headroom exhausted", {"cells_after": 9001}),
@@ -94,12 +103,6 @@ def test_thinking_makes_room_until_all_at_once_would_be_far_too_many() -> None:
 
 
 def test_a_load_that_was_never_carried_is_tried_by_the_mean() -> None:
-    class Doubting(Coefficients):
-        """Doubts everything beyond one stream."""
-
-        def upper_s(self, load: object) -> float:
-            return 10.0
-
     unseen = replace(state(Doubting(0.020, 0.004, 1e-8)), live=1, most_seen=1)
     assert RULE.blocks(unseen) is None
     assert RULE.blocks(replace(unseen, most_seen=2)) == "floor"
@@ -109,15 +112,31 @@ def test_a_load_that_was_never_carried_is_tried_by_the_mean() -> None:
 
 def test_one_more_may_not_lower_what_all_decode_together() -> None:
     reading = Coefficients(0.001, 0.0001, 0.0, 0.0001, 1e-6)
-    costly = replace(state(reading, cells_read=6000), live=8, mean_cells=1000, extra_cells=1000, floor_tps=1.0)
+    path = CellPath(present=((8, 1000.0),), newcomer_cells=1000, final_cells=1000)
+    costly = replace(state(reading, cells_read=8000), live=8, path=path, floor_tps=1.0)
     assert RULE.blocks(costly) == "no gain"
-    assert RULE.blocks(replace(costly, live=3)) is None
-    assert RULE.blocks(replace(costly, mean_cells=10, extra_cells=10)) is None
+    assert RULE.blocks(replace(costly, most_seen=12, live=1, path=replace(path, present=((1, 1000.0),)))) == "no gain"
+    assert RULE.blocks(replace(costly, most_seen=1, live=1, path=replace(path, present=((1, 1000.0),)))) is None
+    assert RULE.blocks(replace(costly, path=CellPath(((8, 10.0),), newcomer_cells=10, cells_per_token=0.0))) is None
 
 
 def test_nobody_warms_where_so_many_streams_were_carried_before() -> None:
     assert RULE.blocks(replace(state(), warming=3, most_seen=5)) is None
-    assert RULE.blocks(replace(state(), warming=3, most_seen=5, foreign=1)) == "warming"
+    doubting = state(Doubting(0.020, 0.004, 1e-8))
+    assert RULE.blocks(replace(doubting, warming=3, most_seen=4)) == "warming"
+
+
+def test_nobody_warms_where_half_as_many_were_carried_and_there_is_room_for_certain() -> None:
+    assert RULE.blocks(replace(state(), warming=3, most_seen=4, most_carried=3)) is None
+    assert RULE.blocks(replace(state(), warming=3, most_seen=4, most_carried=2)) == "warming"
+
+
+def test_a_crowd_that_is_small_now_is_judged_by_what_it_will_be() -> None:
+    reading = Coefficients(0.020, 0.004, 4e-6, 0.0004)
+    small = replace(state(reading), path=CellPath(present=((4, 10.0),), newcomer_cells=10))
+    assert RULE.blocks(small) is None
+    assert RULE.blocks(replace(small, path=replace(small.path, final_cells=3000, cells_per_token=8.0))) == "floor"
+    assert RULE.blocks(replace(small, path=replace(small.path, measured_cells_s=4000.0))) == "floor"
 
 
 def test_a_quarter_may_warm_and_at_least_one() -> None:

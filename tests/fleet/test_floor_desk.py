@@ -327,7 +327,7 @@ async def test_the_longest_held_gives_up_its_cells_first_and_a_running_turn_neve
         await stage.until(lambda: runs.done() and all(task.done() for task in held.values()))
         assert runs.result().usage.output_tokens == 300
         assert held["a"].result().usage.cached_tokens == len(PROMPT)
-        assert held["b"].result().usage.cached_tokens > len(PROMPT)
+        assert [held[name].result().usage.output_tokens for name in "abc"] == [4, 4, 4]
 
 
 # --- what the gate decides -----------------------------------------------------------------------------------------

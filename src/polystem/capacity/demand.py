@@ -51,6 +51,7 @@ class DemandEstimate:
         self.residence_s = RobustMean(32)
         self.worker_tokens = RobustMean(32)
         self.final_cells = RobustMean(32)
+        self.cells_per_token = RobustMean(32)
         self.settle_s = RobustMean(32)
         self.queue_wait_s = RobustMean(1_000_000)
         self.retry_honesty = RobustMean(1_000)

@@ -341,7 +341,7 @@ class FloorGate:
         roster = self._parts.roster
         if not roster.running:
             return not roster.paused
-        return not (worker.on_hold or roster.paused) and self._seating.turn_fits()
+        return not (worker.on_hold or roster.paused) and self._seating.turn_fits(worker)
 
     def _stop_turn(self, worker: Worker, now_s: float) -> None:
         """Whatever of it ran or waited is over."""
@@ -375,8 +375,8 @@ class FloorGate:
             actions.append(Expire(worker.name))
 
     def _let_held(self, now_s: float, actions: list[Action]) -> None:
-        """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait,
-        first come, first served. A turn inside that waits for cells of one that stands still does not run."""
+        """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait.
+        A turn inside that waits for cells of one that stands still does not run."""
         roster = self._parts.roster
         stuck = self._parts.looks_at_nothing >= _LOOKS_TO_BE_STUCK
         if roster.paused and (stuck or not roster.running):
@@ -384,9 +384,7 @@ class FloorGate:
             if stuck:  # the ladder leaves it alone for as long as between two pauses
                 self._parts.looks_at_nothing = 0
                 self._parts.ladder.paused(now_s)
-        while roster.waiting:
-            free = (worker for worker in roster.waiting.values() if not worker.on_hold)
-            first = next(free, None) or next(iter(roster.waiting.values()))
+        for first in roster.waiting_in_order(now_s - self._parts.settings.held_most_s) if roster.waiting else ():
             if not self._may_go(first):
                 return
             roster.run(first, now_s)
@@ -428,20 +426,25 @@ class FloorGate:
             tokens = settings.chunk_max_tokens
             if parts.budget_tokens is None:
                 return
-        elif parts.ladder.under:
-            tokens = settings.chunk_min_tokens
         else:
-            decoding = parts.facts.decoding + int(parts.facts.decoding > 0 and parts.facts.prefilling > 0)
-            tokens = parts.model.prefill_budget_tokens(
-                StepLoad(decoding, parts.forecast.outside.cells_read),
-                floor_tps,
-                least=settings.chunk_min_tokens,
-                most=settings.chunk_max_tokens,
-            )
+            tokens = self._budget_for(floor_tps)
         before = parts.budget_tokens
         if before is None or abs(tokens - before) * 8 > before:
             parts.budget_tokens = tokens
             actions.append(SetBudget(tokens))
+
+    def _budget_for(self, floor_tps: float) -> int:
+        parts, settings = self._parts, self._parts.settings
+        cells_read = parts.forecast.outside.cells_read
+        least = parts.model.least_prefill_tokens(
+            cells_read, floor_tps, share=settings.chunk_min_share, least=settings.chunk_min_tokens
+        )
+        if parts.ladder.under:
+            return least
+        decoding = parts.facts.decoding + int(parts.facts.decoding > 0 and parts.facts.prefilling > 0)
+        return parts.model.prefill_budget_tokens(
+            StepLoad(decoding, cells_read), floor_tps, least=least, most=settings.chunk_max_tokens
+        )
 
     # --- inside: telling ------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ Clocks only: it says when the next rung is due, the gate says who it meets.
     under the line        stop admitting, smallest prefill chunk         at once
       for hold_after_s    hold the newest worker's next turn             one more each hold_after_s
     under pause_line
-      for hold_after_s    pause the newest in mid-decode                 some more each hold_after_s
+      for hold_after_s, or under the line
+      for pause_under_after_s    pause the newest in mid-decode          some more each hold_after_s
     above the line        one comes back, the last one first             cool_after_hold_s after the last hold,
                                                                          cool_after_resume_s after the last that came
 
@@ -28,7 +29,6 @@ class Ladder:
         self._settings = settings
         self._under_since: float | None = None
         self._deep_since: float | None = None
-        self._crowded_since: float | None = None
         self._held_at = _NEVER
         self._paused_at = _NEVER
         self._resumed_at = _NEVER
@@ -44,17 +44,16 @@ class Ladder:
         self._under_since = _since(self._under_since, rate_tps < self._settings.under_line * floor_tps, now_s)
         self._deep_since = _since(self._deep_since, rate_tps < self._settings.pause_line * floor_tps, now_s)
 
-    def crowd(self, crowded: bool, now_s: float) -> None:
-        """Takes in whether the workers of now are far more than the floor has room for, by the model."""
-        self._crowded_since = _since(self._crowded_since, crowded, now_s)
-
     def hold_due(self, now_s: float) -> bool:
         """Whether one more worker's next turn is to be held."""
-        return any(self._lasted(since, self._held_at, now_s) for since in (self._under_since, self._crowded_since))
+        return self._lasted(self._under_since, self._held_at, now_s)
 
     def pause_due(self, now_s: float) -> bool:
-        """Whether one more turn is to stand still."""
-        return self._lasted(self._deep_since, self._paused_at, now_s)
+        """Whether one more turn is to stand still: below half the floor, or below the floor for so long that holding
+        next turns has not helped, as where turns are long."""
+        long_ago = now_s - self._settings.pause_under_after_s
+        in_vain = self._under_since is not None and self._under_since <= long_ago
+        return self._lasted(self._under_since if in_vain else self._deep_since, self._paused_at, now_s)
 
     def return_due(self, now_s: float) -> bool:
         """Whether enough time has passed above the line for one more to come back."""

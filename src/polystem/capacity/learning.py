@@ -36,20 +36,21 @@ class Learning:
         for step in parts.meter.new_steps(facts.steps, now_s):
             parts.model.learn(step.load, step.duration_s, step.at_s)
         self._observe_workers(facts, now_s)
-        parts.meter.take_cells(facts.cells_used - facts.pool_cells, self._newcomers_cells(now_s), now_s)
+        parts.meter.take_cells(facts.held_cells - facts.pool_cells, self._newcomers_cells(now_s), now_s)
         self._observe_foreign(facts)
         if now_s - self._refreshed_at >= _REFRESH_S - 1e-9 or now_s < self._refreshed_at:
             self.refresh(now_s)
         if parts.is_ours:
+            measured_tps = parts.meter.measured_tps if parts.roster.running else None
             parts.ladder.measure(parts.meter.measured_tps, self._seating.kept_floor_tps(), now_s)
-            parts.ladder.crowd(self._seating.is_crowded(), now_s)
+            parts.margin.look(measured_tps, self._seating.kept_floor_tps(), now_s)
 
     def refresh(self, now_s: float) -> None:
         """Forecasts from the model, the demand and the surroundings as they are now."""
         parts = self._parts
         self._refreshed_at = now_s
         measured = parts.meter.cells_read
-        cells_read = parts.facts.cells_used if measured is None else measured
+        cells_read = parts.facts.held_cells if measured is None else measured
         outside = Outside(
             cells_read=cells_read,
             foreign=parts.foreign,
@@ -97,7 +98,9 @@ class Learning:
         estimate.worker_tokens.add(worker.tokens)
         parts.queue.cost_tokens = max(1, int(estimate.worker_tokens.value))
         if worker.most_cells and worker.ask.named:
-            estimate.final_cells.add(worker.most_cells if worker.cells is None else worker.cells)
+            final_cells = worker.most_cells if worker.cells is None else worker.cells
+            estimate.final_cells.add(final_cells)
+            estimate.cells_per_token.add(final_cells / max(1, worker.tokens_said))
 
     def _observe_workers(self, facts: Facts, now_s: float) -> None:
         roster = self._parts.roster

@@ -5,6 +5,7 @@ All over the last seconds. A stream gets one token a step, so its rate is one ov
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable
 from math import exp
@@ -14,12 +15,14 @@ from polystem.capacity.facts import Step
 __all__ = ["StepMeter"]
 
 _SHARE_OVER_S = 30.0
+_CARRIED = 5
 
 
 class StepMeter:
     """Takes each step once, whichever snapshots it is told in. `window_s` is counted on the gate's clock.
 
-    `samples` are the steps since the engine began that decoded something, `most_decoding` the most streams in one.
+    `samples` are the steps since the engine began that decoded something, `most_decoding` the most streams in one,
+    `most_carried` the most that several steps have carried.
     """
 
     def __init__(self, *, window_s: float = 2.0, growth_over_s: float = 4.0, least_steps: int = 3) -> None:
@@ -33,6 +36,7 @@ class StepMeter:
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
         self.most_decoding = 0
+        self._largest: list[int] = []
         self.samples = 0
         self._cells: deque[tuple[float, int]] = deque()
         self._newcomers_cells = 0
@@ -60,6 +64,7 @@ class StepMeter:
         self._cells_read = None
         self._cells.clear()
         self.most_decoding = 0
+        self._largest.clear()
         self.samples = 0
 
     def new_steps(self, steps: Iterable[Step], now_s: float) -> list[Step]:
@@ -86,11 +91,17 @@ class StepMeter:
             return
         self.samples += 1
         self.most_decoding = max(self.most_decoding, step.load.decoding)
+        (heapq.heappush if len(self._largest) < _CARRIED else heapq.heappushpop)(self._largest, step.load.decoding)
         self._recent.append((now_s, step.duration_s))
         self._recent_s += step.duration_s
         kept = exp(-step.duration_s / _SHARE_OVER_S)
         self._seen_s = self._seen_s * kept + step.duration_s
         self._prefilled_tokens = self._prefilled_tokens * kept + step.load.prefill_tokens
+
+    @property
+    def most_carried(self) -> int:
+        """So many streams or more were in `_CARRIED` steps."""
+        return self._largest[0] if len(self._largest) == _CARRIED else 0
 
     @property
     def cells_read(self) -> int | None:

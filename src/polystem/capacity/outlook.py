@@ -141,8 +141,7 @@ def _share_next(parts: GateParts, seating: Seating, ask: Ask, floor_tps: float |
     """U with this newcomer, as the rule sees it."""
     if floor_tps is None:
         return None
-    extra_cells = seating.state_for(ask, floor_tps, now_s).extra_cells
-    return parts.forecast.share_under(len(parts.roster.admitted) + 1, floor_tps, extra_cells)
+    return parts.floor_rule.share_with(seating.state_for(ask, floor_tps, now_s), len(parts.roster.admitted) + 1)
 
 
 def _mean_active_tps(parts: GateParts) -> float | None:

@@ -11,6 +11,7 @@ from polystem.capacity.demand import DemandEstimate
 from polystem.capacity.facts import Facts
 from polystem.capacity.forecast import Forecast
 from polystem.capacity.ladder import Ladder
+from polystem.capacity.margin import TurnMargin
 from polystem.capacity.meter import StepMeter
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.queue import FairQueue
@@ -43,6 +44,7 @@ class GateParts:
     roster: Roster
     queue: FairQueue
     ladder: Ladder
+    margin: TurnMargin
     meter: StepMeter
     estimate: DemandEstimate
     forecast: Forecast
@@ -73,6 +75,7 @@ class GateParts:
             roster=Roster(),
             queue=FairQueue(place_kept_s=settings.place_kept_s, due_grace_s=settings.due_grace_s),
             ladder=Ladder(settings),
+            margin=TurnMargin(settings.turn_margin, settings.under_share),
             meter=StepMeter(),
             estimate=estimate,
             forecast=Forecast(model),

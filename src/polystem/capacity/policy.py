@@ -79,18 +79,24 @@ class GateSettings:
         cell_line: share of all cells that admissions may fill.
         warming_share: share of the live workers that may warm at once (at least one).
         cold_samples: steps to be seen before a second worker is let in.
+        held_most_s: a turn that was held for so long goes before those of older workers.
         hold_after_s: this long under the floor before a worker is held, and between two that are.
         cool_after_resume_s: pause after a worker came back before the next may.
         cool_after_hold_s: pause after a hold before anybody comes back.
         under_line: share of the floor below which the ladder is climbed.
         pause_line: share of the floor below which turns are paused in mid-decode.
-        crowded_share: workers are put on hold as well where the predicted share under the floor is above this.
-        offload_share: cells of a worker on hold go where they take this share of a step.
-        growth_s: a newcomer is judged by the cells that there will be in so long, as they grow now.
+        pause_under_after_s: this long under the line before turns are paused above `pause_line` as well.
+        crowded_share: as many are put on hold at once as it takes to predict a share under the floor below this.
+        offload_share: cells of a worker that is held go where they take this share of a step, once they have cost the
+            others as much time as reading them again will.
+        growth_s: a newcomer is judged by the cells that there will be on the way to its end, or within so long where
+            none was seen to end.
         least_gain: with one more, all together have to decode this part of what fewer would; asked for the first time
             beyond `gain_after_workers`.
-        turn_margin: a turn begins where the predicted step takes this part of what the floor allows.
-        chunk_min_tokens: least prefill in a step, whatever the floor says.
+        turn_margin: a turn begins where the predicted step takes this part of what the floor allows; it moves with how
+            often the floor is missed.
+        chunk_min_tokens: least prefill in a step, whatever the floor says; where so much takes more than
+            `chunk_min_share` of a step at the floor, as much as takes that.
         chunk_max_tokens: most prefill in a step.
         session_ttl_s: an idle live worker is counted as done after so long.
         place_kept_s: an absent queued worker keeps its place so long.
@@ -109,18 +115,21 @@ class GateSettings:
     cell_line: float = 0.90
     warming_share: float = 0.25
     cold_samples: int = 40
+    held_most_s: float = 20.0
     hold_after_s: float = 4.0
     cool_after_resume_s: float = 2.0
     cool_after_hold_s: float = 6.0
     under_line: float = 0.95
     pause_line: float = 0.5
+    pause_under_after_s: float = 12.0
     crowded_share: float = 0.5
     offload_share: float = 0.02
     turn_margin: float = 0.97
     growth_s: float = 10.0
-    least_gain: float = 0.8
+    least_gain: float = 1.0
     gain_after_workers: int = 4
     chunk_min_tokens: int = 32
+    chunk_min_share: float = 0.5
     chunk_max_tokens: int = 512
     session_ttl_s: float = 300.0
     place_kept_s: float = 300.0
@@ -139,11 +148,13 @@ class GateSettings:
             ("cell_line", 0.05, 1.0),
             ("warming_share", 0.0, 1.0),
             ("cold_samples", 0, 100_000),
+            ("held_most_s", 0.0, 3600.0),
             ("hold_after_s", 0.0, 3600.0),
             ("cool_after_resume_s", 0.0, 3600.0),
             ("cool_after_hold_s", 0.0, 3600.0),
             ("under_line", 0.1, 1.0),
             ("pause_line", 0.0, 1.0),
+            ("pause_under_after_s", 0.0, 3600.0),
             ("crowded_share", 0.0, 1.0),
             ("offload_share", 0.0, 1.0),
             ("turn_margin", 0.1, 1.0),
@@ -151,6 +162,7 @@ class GateSettings:
             ("least_gain", 0.0, 1.0),
             ("gain_after_workers", 1, 1_000_000),
             ("chunk_min_tokens", 1, 1_000_000),
+            ("chunk_min_share", 0.0, 1e6),
             ("chunk_max_tokens", self.chunk_min_tokens, 1_000_000),
             ("session_ttl_s", 1.0, 1e7),
             ("place_kept_s", 1.0, 1e7),

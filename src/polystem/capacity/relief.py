@@ -26,7 +26,7 @@ class Relief:
         ladder, roster = self._parts.ladder, self._parts.roster
         if not self._parts.settings.ladder:
             return []
-        actions = self._offload()
+        actions = self._offload(now_s)
         if ladder.pause_due(now_s) and len(roster.running) > 1:
             actions += self._pause_newest(now_s)
         elif ladder.hold_due(now_s) and len(roster.running) + len(roster.waiting) > 1:
@@ -74,31 +74,36 @@ class Relief:
         self._parts.roster.on_hold[worker.name] = worker
         self._parts.shrinks += 1
 
-    def _offload(self) -> list[Action]:
-        """Cells of workers on hold are read in every step. Where no return is in sight and they are a part worth
-        having, they go: of the longest held first, and no more than it takes."""
-        roster, forecast = self._parts.roster, self._parts.forecast
+    def _offload(self, now_s: float) -> list[Action]:
+        """Cells of workers that are held are read in every step. Where they are a part worth having they go, once they
+        have cost the others as much time as it takes to read them again: whenever their turn comes, no more than twice
+        the least possible was lost."""
+        roster, forecast, settings = self._parts.roster, self._parts.forecast, self._parts.settings
         actions: list[Action] = []
-        freed_cells = 0
-        for worker in roster.on_hold.values():
-            if worker.cells is None or not (worker.name in roster.waiting or worker.name in roster.idle):
+        step_s = forecast.mean_s(len(roster.running))
+        for worker in self._at_rest():
+            spared = 1 - forecast.mean_s(len(roster.running), -(worker.cells or 0)) / step_s if step_s > 0 else 0.0
+            if worker.cells is None or spared < settings.offload_share:
                 continue
-            step_s = forecast.mean_s(len(roster.running))
-            spared_s = step_s - forecast.mean_s(len(roster.running), -worker.cells)
-            if spared_s < self._parts.settings.offload_share * step_s:
+            held_s = now_s - (worker.held_at if worker.state == "held" else worker.idle_at)
+            again_s = worker.cells * self._parts.model.fit.prompt_token_s(forecast.outside.cells_read)
+            if spared * held_s < again_s:
                 continue
-            if self._seating.one_more_active_fits(-freed_cells):
-                break
-            freed_cells += worker.cells
             worker.offloaded_cells, worker.cells = worker.cells, None
             actions.append(Offload(worker.name))
         return actions
+
+    def _at_rest(self) -> list[Worker]:
+        """Workers that are held and of which nothing runs."""
+        roster = self._parts.roster
+        return [*roster.waiting.values(), *(each for each in roster.on_hold.values() if each.name in roster.idle)]
 
     def _take_back(self, now_s: float) -> list[Action]:
         """The last that was paused; else the last whose turns were held, as many at once as newcomers might warm."""
         parts, roster = self._parts, self._parts.roster
         if roster.paused:
-            return [self.resume_last(now_s)] if self._seating.turn_fits() else []
+            last = next(reversed(roster.paused.values()))
+            return [self.resume_last(now_s)] if self._seating.turn_fits(last) else []
         active = len(roster.admitted) - len(roster.on_hold)
         for _ in range(parts.floor_rule.warming_most(active)):
             worker = next(reversed(roster.on_hold.values()), None)

@@ -12,9 +12,13 @@ from typing import Protocol
 
 from polystem.capacity.asks import Ask, Reason
 from polystem.capacity.forecast import Forecast
+from polystem.capacity.growth import CellPath
 from polystem.capacity.policy import FloorPolicy, GateSettings
 
 __all__ = ["AdmissionRule", "FloorRule", "GateState"]
+
+_FARTHER = 2
+"""A bound is believed for so many times the streams that were carried: a fit may lie about what it never saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,9 @@ class GateState:
         settle_until: until then the gate waits for samples.
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
-        extra_cells: cells read on top of those of now, with the newcomer; `mean_cells` what one worker has on average.
+        path: where the cells of the workers go, with the newcomer and others like it.
         most_seen: the largest number of streams that a step has carried since the engine began.
+        most_carried: the most that several steps have carried.
         seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
     """
 
@@ -53,9 +58,9 @@ class GateState:
     settle_until: float
     cells_after: int
     cells_line: int
-    extra_cells: int
-    mean_cells: int
+    path: CellPath
     most_seen: int
+    most_carried: int
     seats_after: int
     seats_total: int
     forecast: Forecast
@@ -81,29 +86,44 @@ class FloorRule:
         if blocked:
             return blocked
         under = self.under_floor(state)
-        return "settling" if under and self._is_cold(state) else under
+        if under and self._is_cold(state):
+            return "settling"
+        return under or self._warming(state)
 
     def warming_most(self, live: int) -> int:
-        """How many workers may warm at once."""
+        """How many workers may warm at once whose effect is in doubt."""
         return max(1, int(live * self._settings.warming_share))
 
     def under_floor(self, state: GateState, workers: int | None = None) -> Reason | None:
-        """Whether so many workers (one more than now) would break the floor; the part that is the model's."""
+        """Whether so many workers (one more than now) would break the floor; the part that is the model's.
+
+        What was never carried is known by doubt alone, which would keep it from ever being seen: one is let in by the
+        mean.
+        """
+        workers = state.live + 1 if workers is None else workers
+        return self._breaks(state, workers, by_mean=state.live < workers == state.most_seen + 1 - state.foreign)
+
+    def share_with(self, state: GateState, workers: int, *, by_mean: bool = False) -> float:
+        """U(N) on the way, taken over all moments."""
+        floor_tps, extra = state.floor_tps, self._extra_cells(state, workers)
+        if floor_tps is None:
+            return 0.0
+        return sum(state.forecast.share_under(workers, floor_tps, cells, by_mean=by_mean) for cells in extra) / len(
+            extra
+        )
+
+    def _breaks(self, state: GateState, workers: int, *, by_mean: bool) -> Reason | None:
         floor_tps = state.floor_tps
         if floor_tps is None:
             return None
         if self._out_of_reach(state):
             return "floor unreachable"
-        forecast, extra_cells = state.forecast, state.extra_cells
-        workers = state.live + 1 if workers is None else workers
-        # What was never carried is known by doubt alone, which would keep it from ever being seen: one is let in by
-        # the mean.
-        probing = state.live < workers == state.most_seen + 1 - state.foreign
-        most = self._settings.under_share * (1 - self._settings.hysteresis)
-        if forecast.share_under(workers, floor_tps, extra_cells, by_mean=probing) > most:
+        forecast, extra = state.forecast, self._extra_cells(state, workers)
+        if self.share_with(state, workers, by_mean=by_mean) > self._settings.under_share * (
+            1 - self._settings.hysteresis
+        ):
             return "floor"
-        longest_s = (forecast.mean_s if probing else forecast.longest_s)(workers, extra_cells)
-        if longest_s > 2 / floor_tps:
+        if (forecast.mean_s if by_mean else forecast.longest_s)(workers, max(extra)) > 2 / floor_tps:
             return "burst"
         return None if self._gains(state, workers) else "no gain"
 
@@ -113,16 +133,21 @@ class FloorRule:
         Where each stream reads every cell, another worker's cells can cost the others more than it adds. A few are let
         in to see: kernels for one row and for several differ by more than a line can say.
         """
-        if workers <= self._settings.gain_after_workers:
+        if workers < 2 or state.most_seen < workers <= self._settings.gain_after_workers:
             return True
-        forecast, each = state.forecast, state.mean_cells
-        together_tps = forecast.fleet_tps(workers, state.extra_cells)
-        for fewer in (workers - 1, 3 * workers // 4, workers // 2):
-            if 0 < fewer < workers:
-                less_cells = state.extra_cells - (workers - fewer) * each
-                if together_tps < self._settings.least_gain * forecast.fleet_tps(fewer, less_cells):
-                    return False
-        return True
+        least_tps = self._fleet_tps(state, workers) / self._settings.least_gain
+        return all(
+            self._fleet_tps(state, fewer) <= least_tps for fewer in (workers - 1, 3 * workers // 4, workers // 2)
+        )
+
+    def _fleet_tps(self, state: GateState, workers: int) -> float:
+        """What so many decode together on the way, taken over all moments."""
+        extra = self._extra_cells(state, workers)
+        return sum(state.forecast.fleet_tps(workers, cells) for cells in extra) / len(extra)
+
+    def _extra_cells(self, state: GateState, workers: int) -> tuple[int, ...]:
+        """Cells read beyond those of now, on the way, with so many workers at the rate of now."""
+        return state.path.beyond(workers, state.forecast.fleet_tps(workers) / workers)
 
     def _out_of_reach(self, state: GateState) -> Reason | None:
         floor_tps = state.floor_tps
@@ -137,15 +162,21 @@ class FloorRule:
             return "settling"
         if state.held or state.on_hold or state.under_floor:
             return "saturated, hold"
-        unseen = state.live + 1 + state.foreign > state.most_seen  # else it is known what so many do to each other
-        if unseen and state.warming >= self.warming_most(state.live):
-            return "warming"
         most = state.policy.prefill_max_slots
         return "warming" if most is not None and state.prefilling >= most else None
+
+    def _warming(self, state: GateState) -> Reason | None:
+        """Few at a time where the effect is in doubt: not where so many streams were carried before, and not where half
+        of them were and the upper bound has room for all."""
+        workers = state.live + 1
+        if workers + state.foreign <= state.most_seen or state.warming < self.warming_most(state.live):
+            return None
+        far = state.floor_tps is None or workers + state.foreign > _FARTHER * max(1, state.most_carried)
+        return "warming" if far or self._breaks(state, workers, by_mean=False) else None
 
     def _no_room(self, state: GateState) -> Reason | None:
         if state.seats_total and state.seats_after > state.seats_total:
             return "seats"
-        if state.cells_line and state.cells_after > state.cells_line:
+        if state.cells_line and not state.ask.booked and state.cells_after > state.cells_line:
             return "kv headroom exhausted"
         return None

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.floor import most_that_hold
+from polystem.capacity.growth import CellPath, groups_of
 from polystem.capacity.parts import GateParts
 from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.rule import GateState
+from polystem.capacity.workers import Worker
 
 __all__ = ["Seating"]
 
@@ -90,7 +93,7 @@ class Seating:
     def never_fits(self, ask: Ask) -> bool:
         """Whether it is larger than all cells beside the pools, so that no wait helps."""
         facts = self._parts.facts
-        return 0 < facts.cells_total < facts.pool_cells + ask.cells
+        return not ask.booked and 0 < facts.cells_total < facts.pool_cells + ask.cells
 
     def state_for(self, ask: Ask, floor_tps: float | None, now_s: float, kept_seats: int = 0) -> GateState:
         """What a rule sees of this newcomer."""
@@ -117,9 +120,9 @@ class Seating:
             settle_until=cold_since + policy.settle_s,
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
-            extra_cells=newcomer_cells * (1 + kept_seats) + int(parts.meter.growth_cells_s * settings.growth_s),
-            mean_cells=self._mean_cells(ask),
+            path=self._path(ask),
             most_seen=parts.meter.most_decoding,
+            most_carried=parts.meter.most_carried,
             seats_after=self.seats_promised() + kept_seats + 1,
             seats_total=facts.seats_total,
             forecast=parts.forecast,
@@ -135,7 +138,7 @@ class Seating:
         state = self.state_for(ask, self.told_floor_tps(ask), now_s)
         if state.seats_total:
             limits.append(state.seats_total - state.seats_after + 1)
-        if state.cells_line:
+        if state.cells_line and not ask.booked:
             limits.append((state.cells_line - self.promised_cells()) // max(1, self.grown_cells(ask.cells)))
         if state.floor_tps is not None and parts.is_ours:
             limits.append(self._room_at_floor(state, min([*limits, _MOST_LOOKED_FOR])))
@@ -145,19 +148,8 @@ class Seating:
 
     def _room_at_floor(self, state: GateState, most: int) -> int:
         """By doubling, then halving: the share under the floor never falls as workers are added."""
-        rule, each = self._parts.floor_rule, state.extra_cells
-
-        def fits(more: int) -> bool:
-            return rule.under_floor(replace(state, extra_cells=each * more), state.live + more) is None
-
-        low, step = 0, 1
-        while low + step <= most and fits(low + step):
-            low, step = low + step, step * 2
-        high = min(low + step, most + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        rule = self._parts.floor_rule
+        return most_that_hold(most, lambda more: rule.under_floor(state, state.live + more) is None)
 
     # --- cells and seats ------------------------------------------------------------------------------------------
 
@@ -166,9 +158,14 @@ class Seating:
         return max(cells, self._final_cells())
 
     def promised_cells(self) -> int:
-        """Cells of all that were let in once they have grown: pools counted once, private cells for each."""
+        """Cells of all that were let in once they have grown: pools counted once, private cells for each.
+
+        What is in a booked window is counted as used already.
+        """
         cells, grown = self._parts.facts.cells_used, self._final_cells()
         for worker in self._parts.roster.admitted.values():
+            if worker.ask.booked:
+                continue
             if worker.cells is None:
                 cells += max(worker.ask.cells, grown)
             elif worker.cells < grown:
@@ -179,13 +176,24 @@ class Seating:
         """Private cells of a worker in the end: the mean of those that are done, 0 where none is."""
         return int(self._parts.estimate.final_cells.value)
 
-    def _mean_cells(self, ask: Ask) -> int:
-        """Private cells of a worker in a while: the mean of those that are live, as they grow now."""
-        parts = self._parts
-        present = [worker.cells for worker in parts.roster.admitted.values() if worker.cells is not None]
-        mean_cells = sum(present) / len(present) if present else 0.0
-        growth_cells = parts.meter.growth_cells_s * parts.settings.growth_s / max(1, len(present))
-        return int(max(ask.cells, mean_cells) + growth_cells)
+    def _path(self, ask: Ask) -> CellPath:
+        """Where the private cells of those who are here go, and of newcomers like this one."""
+        parts, estimate = self._parts, self._parts.estimate
+        return CellPath(
+            present=groups_of(
+                worker.ask.cells if worker.cells is None else worker.cells for worker in parts.roster.admitted.values()
+            ),
+            newcomer_cells=ask.cells,
+            final_cells=self._final_cells() or None,
+            spare_cells=self._spare_cells(),
+            cells_per_token=estimate.cells_per_token.known or 1.0,
+            measured_cells_s=parts.meter.growth_cells_s,
+            unknown_s=parts.settings.growth_s,
+        )
+
+    def _spare_cells(self) -> int:
+        """Cells that steps read and nobody uses: left by those who have gone, among those of others."""
+        return max(0, self._parts.forecast.outside.cells_read - self._parts.facts.held_cells)
 
     def seats_promised(self) -> int:
         """Sequence ids of pools and others, and one for each worker that was let in."""
@@ -195,7 +203,7 @@ class Seating:
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
-    def turn_fits(self) -> bool:
+    def turn_fits(self, worker: Worker) -> bool:
         """Whether one more turn may run beside those that do, with the cells that all of them will have said,
         and with what prompts take of the time."""
         parts = self._parts
@@ -203,9 +211,9 @@ class Seating:
         floor_tps = self.kept_floor_tps()
         if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
             return True
-        said_cells = int((running + 1) * parts.forecast.demand.turn_tokens)
-        allowed_s = parts.settings.turn_margin * (1 - parts.forecast.outside.prefill_share) / floor_tps
-        return parts.forecast.mean_s(running + 1, said_cells) <= allowed_s
+        more_cells = worker.offloaded_cells + int((running + 1) * parts.forecast.demand.turn_tokens)
+        allowed_s = parts.margin.value * (1 - parts.forecast.outside.prefill_share) / floor_tps
+        return parts.forecast.mean_s(running + 1, max(0, more_cells - self._spare_cells())) <= allowed_s
 
     def is_crowded(self) -> bool:
         """Whether those that are not on hold would be under the floor for most of their time, by the model."""

@@ -19,6 +19,7 @@ from polystem.capacity.facts import Facts, Step
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import GateSettings
 from polystem.capacity.rule import AdmissionRule
+from polystem.capacity.simulated_cells import CellRow
 from polystem.capacity.step_model import Fit, StepLoad, StepModel
 from polystem.capacity.stream_rates import FloorShares, StreamRates
 from polystem.capacity.workload import SimTurn, SimWorker
@@ -75,7 +76,10 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class SimEngine:
-    """The engine that is simulated. `noise` is the relative deviation of a step, lognormal."""
+    """The engine that is simulated. `noise` is the relative deviation of a step, lognormal.
+
+    With `one_row` cells lie in one buffer, and a step reads the free ones below the highest used as well.
+    """
 
     coefficients: Coefficients = Coefficients()
     noise: float = 0.05
@@ -83,6 +87,7 @@ class SimEngine:
     pool_cells: int = 1_216
     seats_total: int = 256
     disturbances: tuple[Disturbance, ...] = ()
+    one_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,7 @@ class Simulation:
         self._steps: list[Step] = []
         self._budget_tokens = settings.chunk_max_tokens
         self._pauses = 0
+        self._row = CellRow()
         self._held_s = 0.0
         self._live_s = self._decoding_s = 0.0
         self._down = False
@@ -215,7 +221,7 @@ class Simulation:
                 tokens = min(budget, agent.prefill_left)
                 chunks.append((agent, tokens))
                 budget -= tokens
-        load = StepLoad(len(decoding) + foreign, self._cells(), sum(tokens for _, tokens in chunks))
+        load = StepLoad(len(decoding) + foreign, self._cells_read(), sum(tokens for _, tokens in chunks))
         duration_s = self.engine.coefficients.step_s(load) * self._slowdown() * self._noisy()
         return load, chunks, decoding, duration_s
 
@@ -249,6 +255,12 @@ class Simulation:
 
     def _cells(self) -> int:
         return self.engine.pool_cells + sum(agent.cells for agent in self.agents.values())
+
+    def _cells_read(self) -> int:
+        if not self.engine.one_row:
+            return self._cells()
+        self._row.follow({name: agent.cells for name, agent in self.agents.items()})
+        return self.engine.pool_cells + self._row.read
 
     def _foreign(self) -> int:
         return sum(each.streams for each in self._disturbances())

@@ -311,6 +311,14 @@ class StepModel:
         if self._anchors is not None and not load.prefill_tokens:
             self._anchor((features, duration_s))
 
+    def least_prefill_tokens(self, cells_read: int, floor_tps: float, *, share: float, least: int) -> int:
+        """`least`, or where so many prompt tokens take more than a share of a step at the floor, as many as take that.
+
+        One token at least: prompts never starve.
+        """
+        per_token_s = self.fit.prompt_token_s(cells_read)
+        return least if per_token_s <= 0 else max(1, int(min(least, share / floor_tps / per_token_s)))
+
     def prefill_budget_tokens(self, load: StepLoad, floor_tps: float, *, least: int, most: int) -> int:
         """Prompt tokens that fit into the next step beside the streams of `load` without breaking their floor.
 

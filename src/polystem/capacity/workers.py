@@ -25,6 +25,7 @@ class Worker:
 
     `since_s` is when it was submitted, `told` the last promise to it: (when, how long it was advised to wait).
     `prepaid_tokens` its tenant was charged at its admission; `served_tokens` is what it was served in earlier turns.
+    `seat` counts admissions: the lower, the older.
     `kept_tps` is the floor that its policy asks the others to keep, and `waited_for` whether newcomers wait for it.
     """
 
@@ -34,6 +35,7 @@ class Worker:
     told: tuple[float, float] | None = None
     passed_since: float | None = None
     admitted_at: float = 0.0
+    seat: int = 0
     turn_began_at: float = 0.0
     idle_at: float = 0.0
     held_at: float = 0.0
@@ -86,7 +88,7 @@ class Roster:
     """All workers, with an index for each question that is asked ten times a second.
 
     `admitted` is in order of admission. `running` turns decode or prefill, `waiting` ones are held between two turns,
-    first come first; `paused` ones stand still, the last paused at the end; `idle` workers think, the longest first;
+    the longest first; `paused` ones stand still, the last paused at the end; `idle` workers think, the longest first;
     `warming` ones have not settled.
     """
 
@@ -103,6 +105,7 @@ class Roster:
         self.done = 0
         self.cancelled = 0
         self.held_s = 0.0
+        self._seats = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self.workers
@@ -135,7 +138,8 @@ class Roster:
     def admit(self, worker: Worker, now_s: float) -> None:
         """Queued to live; nothing of it runs yet."""
         assert worker.state == "queued"
-        worker.admitted_at = now_s
+        self._seats += 1
+        worker.admitted_at, worker.seat = now_s, self._seats
         self.admitted[worker.name] = worker
         self._rest(worker, now_s)
 
@@ -185,6 +189,16 @@ class Roster:
             self.cancelled += 1
         else:
             self.done += 1
+
+    def waiting_in_order(self, long_ago_s: float) -> list[Worker]:
+        """Turns that wait, in the order in which they go: those that have waited since `long_ago_s` or before, first
+        come, first served; then the oldest workers', so that those end and make room; those on hold last."""
+
+        def order(worker: Worker) -> tuple[bool, bool, float]:
+            patient = worker.held_at > long_ago_s
+            return worker.on_hold, patient, worker.seat if patient else worker.held_at
+
+        return sorted(self.waiting.values(), key=order)
 
     def newest_first(self) -> Iterator[Worker]:
         """Admitted workers, the newest first."""
