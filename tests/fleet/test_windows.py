@@ -26,7 +26,19 @@ from polystem.fleet import Fleet
 from polystem.fleet.store import FleetStore
 from polystem.fleet.windows_view import WindowView
 from polystem.messages import Request
-from tests.fleet.support import Heard, Stage, asking, begun, created, everybody_reacts, few_at_once, played, run, staged
+from tests.fleet.support import (
+    Heard,
+    Stage,
+    asking,
+    begun,
+    created,
+    everybody_reacts,
+    few_at_once,
+    keeping,
+    played,
+    run,
+    staged,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -416,8 +428,12 @@ async def test_windows_outlive_a_restart_of_the_engine() -> None:
 # --- over a restart of the process ------------------------------------------------------------------------------------
 
 
+def a_second(_decoding: int, _cells: int, _prefilled: int) -> float:
+    return 1.0
+
+
 async def server(path: Path, clock: VirtualClock, cells: int = 4096) -> Stage:
-    engine = ScriptedEngine(ScriptedSettings(cells=cells, context_tokens=1024), clock=clock, step_cost=lambda *_: 1.0)
+    engine = ScriptedEngine(ScriptedSettings(cells=cells, context_tokens=1024), clock=clock, step_cost=a_second)
     fleet = Fleet(engine, clock=clock, store=FleetStore(path))
     await fleet.start()
     return Stage(fleet, engine, clock)
@@ -471,3 +487,20 @@ async def test_windows_that_a_smaller_server_cannot_hold_are_told_of_and_left_ou
     assert "the window of session 'early' (1024 cells) is not taken up again, 476 cells are free" in caplog.text
     await everybody_reacts()
     await stage.fleet.aclose()
+
+
+# --- at the floor gate ------------------------------------------------------------------------------------------------
+
+
+async def test_the_floor_gate_counts_a_window_as_used_and_lets_in_who_is_paid_by_one() -> None:
+    """Nine tenths of the cells are the line; the window alone is beyond it."""
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=0.0)
+    async with staged(cells=1100, context_tokens=1024, floor=floor) as stage:
+        pool_id = await owner_with_pool(stage, 1024)
+        await stage.steps(3)
+        assert stage.view.cells_used >= 1024
+        with pytest.raises(AdmissionRefused, match="kv headroom exhausted"):
+            await run(stage.fleet, asking("plain", 3, session_id="plain"))
+        heard = await played(stage, asking("p" * 200 + "x", 20, session_id="x", pool_id=pool_id))
+        assert heard.usage.output_tokens == 20
+        assert stage.fleet.window_pressure().refused == 1

@@ -219,7 +219,9 @@ class CellLedger:
         goes = _payers(payer)
         pools = self._staying_pools(spare, running_ends=ends, goes=goes)
         accounts = self._staying_accounts(own, spare, running_ends=ends, goes=goes)
-        kept = {account.branch for account in accounts} | (set() if own_ends else {own})
+        kept: set[BranchId | None] = {account.branch for account in accounts}
+        if not own_ends:
+            kept.add(own)
         reach = self._reach(lambda account: account.branch in kept, lambda pool: pool in pools)
         cells = self._free_cells(self._charges(reach, accounts), payer)
         held = len(self._staying_accounts(own, spare, running_ends=running_ends, goes=_everybodys))
