@@ -163,6 +163,51 @@ async def test_trimming_a_borrower_leaves_the_lender_whole(case: EngineCase) -> 
         assert heard.usage.shared_tokens == len(prefix)
 
 
+async def test_a_branch_is_moved_onto_another_that_holds_the_same_and_keeps_its_rest(case: EngineCase) -> None:
+    async with case.running() as engine:
+        request = greedy(PREFIX + "Go to the tower.", max_tokens=6)
+        prompt = await engine.encode(request)
+        heard = await hear(engine, request, prompt, Placement(branch=2))
+        prefix = await pooled(engine)
+        shared = len(prefix) - 1
+        before, prefilled = engine.statistics(), engine.statistics().tokens_prefilled
+        await engine.rebase(2, source=POOL, shared_tokens=shared)
+        await one_step(engine)
+        after = engine.statistics()
+        assert after.cells_used == before.cells_used - shared
+        assert after.branch_tokens == before.branch_tokens
+        more = greedy((*prompt.tokens, *heard.tokens, *await engine.tokenize("Go on.")), max_tokens=6)
+        whole = await engine.encode(more)
+        moved = await hear(engine, more, whole, Placement(branch=2))
+        assert engine.statistics().tokens_prefilled < prefilled + len(whole.tokens) - shared
+        fresh = await hear(engine, more, whole)
+        assert moved.text == fresh.text
+        await engine.drop(POOL)
+        await engine.drop(2)
+        assert engine.statistics().cells_used == 0
+
+
+async def test_a_branch_is_not_moved_onto_one_that_differs_or_is_not_there_or_while_its_turn_runs(
+    case: EngineCase,
+) -> None:
+    async with case.running() as engine:
+        prefix = await pooled(engine)
+        half = len(prefix) // 2
+        await engine.hold(2, (*prefix[:half], prefix[half] + 1, *prefix[half:]))
+        for source, shared in ((POOL, half + 1), (9, 5)):
+            with pytest.raises(Conflict):
+                await engine.rebase(2, source=source, shared_tokens=shared)
+        await engine.rebase(2, source=POOL, shared_tokens=half)
+        request = greedy(PREFIX, max_tokens=50)
+        answer = engine.generate(request, await engine.encode(request), Placement(branch=3))
+        await anext(answer)
+        with pytest.raises(Conflict):
+            await engine.rebase(3, source=POOL, shared_tokens=half)
+        await answer.aclose()
+        await one_step(engine)
+        assert engine.statistics().cells_used < 3 * len(prefix)
+
+
 async def test_a_turn_that_is_not_kept_leaves_nothing(case: EngineCase) -> None:
     async with case.running() as engine:
         await ask(engine, greedy(PREFIX), Placement(branch=2, keep=False))

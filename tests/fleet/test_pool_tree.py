@@ -436,11 +436,46 @@ async def test_a_pool_that_is_needed_when_its_owner_ends_goes_when_it_no_longer_
         assert cells_used(stage) == 0
 
 
-async def test_a_named_pool_that_matches_whole_wins_over_a_longer_private_copy() -> None:
+async def test_a_named_pool_that_matches_whole_wins_over_a_longer_private_copy_without_a_prefill() -> None:
     async with staged() as stage:
         first = await played(stage, asking(PLAN + "Go.", 6, session_id="w"))
         root = await rooted(stage)
         child = await forked(stage, root)
+        prefilled = stage.engine.statistics().tokens_prefilled
         second = await played(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=child.pool_id))
         assert second.attach.pool_shared_tokens == second.attach.pool_len_tokens == len(PLAN)
-        assert stage.fleet.statistics().cells.private == len(second.path) - len(PLAN) - 1
+        assert stage.engine.statistics().tokens_prefilled <= prefilled + len(" Now?") + 1
+        assert cells_used(stage) == len(second.path) - 1
+
+
+async def test_a_session_moves_on_from_a_parent_to_a_child_and_keeps_its_rest() -> None:
+    async with staged() as stage:
+        root = await rooted(stage)
+        first = await played(stage, asking(PLAN + "Go.", 6, session_id="w", pool_id=root.pool_id))
+        child = await forked(stage, root)
+        prefilled = stage.engine.statistics().tokens_prefilled
+        second = await played(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=child.pool_id))
+        assert second.attach.pool_shared_tokens == len(PLAN)
+        assert stage.engine.statistics().tokens_prefilled <= prefilled + len(" Now?") + 1
+        assert cells_used(stage) == len(second.path) - 1
+
+
+async def test_a_session_that_cannot_be_moved_grows_from_the_pool_anew() -> None:
+    """Its cells are gone with the engine: the pool is built again, the rest prefilled."""
+    async with staged() as stage:
+        first = await played(stage, asking(PLAN + "Go.", 6, session_id="w"))
+        root = await rooted(stage)
+        stage.engine.die()
+        stage.engine.restart()
+        second = await played(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=root.pool_id))
+        assert second.attach.pool_shared_tokens == len(RULES)
+        assert cells_used(stage) == len(second.path) - 1
+
+
+async def test_a_session_is_not_moved_onto_a_pool_that_its_next_prompt_leaves() -> None:
+    async with staged() as stage:
+        first = await played(stage, asking(RULES + "Go.", 6, session_id="w"))
+        other = await rooted(stage, PLAN)
+        second = await played(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=other.pool_id))
+        assert second.attach.pool_match_tokens == len(RULES)
+        assert second.usage.cached_tokens >= len(first.path) - 1

@@ -174,6 +174,15 @@ class CellEngine(Engine, Protocol):
         """Forgets a branch; cells that no other branch shares are free when this returns. An unknown id is no error."""
         ...
 
+    async def rebase(self, branch: BranchId, *, source: BranchId, shared_tokens: int) -> None:
+        """Puts the first `shared_tokens` cells of `source` in the place of the branch's own, which hold the same.
+
+        Nothing is prefilled, the rest of the branch stays; cells that nobody else shares are free when this returns.
+        Raises Conflict, and changes nothing, where a turn runs on the branch, one of the two is not there, or they
+        differ; EngineDied, EngineRestarting.
+        """
+        ...
+
     async def logits(self, tokens: Sequence[int], placement: Placement | None = None) -> Sequence[float]:
         """Logits after the last of `tokens`, shape (vocab_tokens,): for fidelity checks."""
         ...

@@ -33,6 +33,7 @@ from polystem.fleet.policies import PoolPolicies
 from polystem.fleet.pool_sources import PoolSources
 from polystem.fleet.pools import FleetPools, OwnerFacts
 from polystem.fleet.prefixes import PrefixWatch
+from polystem.fleet.rebase import Rebaser
 from polystem.fleet.running import TurnRunner
 from polystem.fleet.session import ClosedSession, Session, Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
@@ -102,6 +103,7 @@ class Fleet:
         self._planner = planner = Planner(ledger, sessions, settings, clock, new_branch)
         self._keeper = keeper = PoolKeeper(engine, clock, ledger, gate, self._dropper, self._tally, new_branch, journal)
         self._prefixes = PrefixWatch(engine, clock, settings, ledger, sessions, planner, keeper)
+        self._rebaser = Rebaser(engine, ledger, planner)
         self._supervisor = Supervisor(
             engine,
             keeper,
@@ -278,6 +280,7 @@ class Fleet:
                     self._supervisor.notice()
                     with self._prefixes.present(turn):
                         await self._prefixes.settle(turn)
+                        await self._rebaser.settle(turn)
                         await self._runner.run(turn, passage)
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:

@@ -22,8 +22,8 @@ def check_fork(parent: Pool, path: TokenPath, branch_pos: int, *, from_session: 
     if len(path) < branch_pos:
         who = "child prefix" if from_session is None else "session context"
         raise BadRequest(
-            f"{who} shorter than branch_pos: {len(path)} tokens against {branch_pos}; the contiguous-prefix contract asks "
-            f"for the whole path of the child: {WHOLE_PATH}, or a smaller branch_pos",
+            f"{who} shorter than branch_pos: {len(path)} tokens against {branch_pos}; the contiguous-prefix contract "
+            f"asks for the whole path of the child: {WHOLE_PATH}, or a smaller branch_pos",
             param="branch_pos",
         )
     shared = TokenPath(parent.path.ids[:branch_pos])

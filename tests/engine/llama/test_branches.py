@@ -23,6 +23,9 @@ class Lengths:
         assert self.held.get(source, 0) >= tokens
         self.held[target] = tokens
 
+    def relend(self, source: int, target: int, tokens: int) -> None:
+        assert min(self.held.get(source, 0), self.held.get(target, 0)) >= tokens
+
     def trim(self, sequence: int, keep_tokens: int) -> None:
         self.held[sequence] = min(self.held.get(sequence, 0), keep_tokens)
 

@@ -66,6 +66,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("place"), st.integers(0, 3), st.integers(1, 40)),
         st.tuples(st.just("lend"), st.integers(0, 3), st.integers(0, 3)),
         st.tuples(st.just("trim"), st.integers(0, 3), st.integers(0, 60)),
+        st.tuples(st.just("relend"), st.integers(0, 3), st.integers(0, 3)),
     ),
     max_size=40,
 )
@@ -81,6 +82,10 @@ def test_used_cells_are_the_union_of_all_paths(actions: list[tuple[str, int, int
             cells.lend(sequence, number, cells.length(sequence) // 2)
         elif action == "trim":
             cells.trim(sequence, min(number, cells.length(sequence)))
+        elif action == "relend" and sequence != number and cells.length(number):
+            freed = cells.cells_free
+            shared = min(cells.length(sequence), cells.length(number))
+            assert cells.relend(sequence, number, shared) == cells.cells_free - freed
         cells.check_integrity()
 
 
@@ -138,6 +143,10 @@ def test_the_mirror_agrees_with_llama_cpp(data: st.DataObject, bundled_model: Pa
                 keep = min(number, twin.cells.length(sequence))
                 twin.cells.trim(sequence, keep)
                 twin.context.trim(sequence, keep)
+            elif action == "relend" and sequence != number and twin.cells.length(number):
+                shared = min(twin.cells.length(sequence), twin.cells.length(number))
+                twin.cells.relend(sequence, number, shared)
+                twin.context.relend(sequence, number, shared)
             else:
                 continue
             top, used, head = twin.native_counts(lines)

@@ -102,6 +102,9 @@ class PretendedKernels:
     def lend(self, source: int, target: int, tokens: int) -> None:
         self.held[target] = self.held[source][:tokens]
 
+    def relend(self, source: int, target: int, tokens: int) -> None:
+        self.held[target][:tokens] = self.held[source][:tokens]
+
     def trim(self, sequence: int, keep_tokens: int) -> None:
         del self.held.get(sequence, [])[keep_tokens:]
 

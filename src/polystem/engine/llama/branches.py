@@ -21,6 +21,8 @@ class SequenceMemory(Protocol):
 
     def lend(self, source: int, target: int, tokens: int) -> None: ...
 
+    def relend(self, source: int, target: int, tokens: int) -> None: ...
+
     def trim(self, sequence: int, keep_tokens: int) -> None: ...
 
     def held_tokens(self, sequence: int) -> int: ...
@@ -117,6 +119,17 @@ class BranchTable:
             self.cells.lend(source.sequence, branch.sequence, shared)
             branch.tokens = source.tokens[:shared]
             self._shared[branch.id] = shared
+
+    def rebase(self, branch_id: BranchId, source_id: BranchId, tokens: int) -> None:
+        """Puts the first `tokens` cells of a source in the place of a branch's own. Raises Conflict."""
+        branch, source = self._branches.get(branch_id), self._branches.get(source_id)
+        if branch is None or source is None or branch.busy:
+            raise Conflict(f"branch {branch_id} cannot be moved onto branch {source_id}: one is gone, or a turn runs")
+        if common_tokens(branch.tokens[:tokens], source.tokens[:tokens]) < tokens:
+            raise Conflict(f"branches {branch_id} and {source_id} differ before token {tokens}")
+        self._memory.relend(source.sequence, branch.sequence, tokens)
+        self.cells.relend(source.sequence, branch.sequence, tokens)
+        self._shared[branch_id] = max(tokens, self._shared.get(branch_id, 0))
 
     def trim(self, branch: Branch, keep_tokens: int) -> int:
         """Drops the end of a branch; returns the cells that this freed."""

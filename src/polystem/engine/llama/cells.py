@@ -77,6 +77,19 @@ class CellMap:
             del path[keep_tokens:]
         else:
             self._paths.pop(sequence, None)
+        return self._let_go(dropped)
+
+    def relend(self, source: int, target: int, tokens: int) -> int:
+        """Gives `target` the first `tokens` cells of `source` in place of its own; returns how many that freed."""
+        assert min(self.length(source), self.length(target)) >= tokens
+        path = self._paths[target]
+        dropped = np.array(path[:tokens], np.intp)
+        path[:tokens] = self._paths.get(source, [])[:tokens]
+        self._owners[path[:tokens]] += 1
+        return self._let_go(dropped)
+
+    def _let_go(self, dropped: npt.NDArray[np.intp]) -> int:
+        """Takes one owner off each of these cells; returns how many that freed."""
         if not len(dropped):
             return 0
         self._owners[dropped] -= 1

@@ -32,6 +32,7 @@ from polystem.engine.llama.wire import (
     Event,
     Job,
     Pause,
+    Rebase,
     Resume,
     SetBudget,
     Snapshot,
@@ -240,6 +241,15 @@ class LlamaEngine:
             await ticket.only()
         except (EngineDied, Draining):
             return
+        finally:
+            self._desk.close(ticket)
+
+    async def rebase(self, branch: BranchId, *, source: BranchId, shared_tokens: int) -> None:
+        boots, _ = self._ready()
+        ticket = self._desk.open()
+        boots.send(Rebase(ticket.number, branch, source, shared_tokens))
+        try:
+            await ticket.only()
         finally:
             self._desk.close(ticket)
 

@@ -37,6 +37,7 @@ from polystem.engine.llama.wire import (
     Event,
     Job,
     Pause,
+    Rebase,
     Resume,
     SetBudget,
     Snapshot,
@@ -127,6 +128,8 @@ class DecodeLoop:
             case Drop():
                 self._drop_branch(command.branch)
                 self._events.append((command.ticket, DONE))
+            case Rebase():
+                self._rebase(command)
             case Pause() | Resume():
                 self._pause(command.branch, isinstance(command, Pause))
             case SetBudget():
@@ -200,6 +203,15 @@ class DecodeLoop:
         self._touched.discard(branch_id)
         if branch_id > ANONYMOUS_FROM:
             self._dropped.append(branch_id)
+
+    def _rebase(self, command: Rebase) -> None:
+        try:
+            self._table.rebase(command.branch, command.source, command.tokens)
+        except PolystemError as exc:
+            self._events.append((command.ticket, ERROR, error_fields(exc)))
+            return
+        self._stale = True
+        self._events.append((command.ticket, DONE))
 
     def _end_turn_on(self, branch: Branch) -> None:
         stream = self._stream_on(branch)

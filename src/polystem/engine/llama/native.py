@@ -405,6 +405,12 @@ class NativeContext:
         """Tags the first `tokens` cells of sequence `source` for `target` too; moves nothing."""
         _ll.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
 
+    def relend(self, source: int, target: int, tokens: int) -> None:
+        """Tags the first `tokens` cells of `source` for `target`, in place of those that it had there."""
+        if not _ll.llama_memory_seq_rm(self._memory, target, 0, tokens):
+            raise EngineBuildError(f"this model's memory cannot drop part of a sequence (the first {tokens} tokens)")
+        _ll.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
+
     def trim(self, sequence: int, keep_tokens: int) -> None:
         """Drops all of a sequence from position `keep_tokens` on."""
         if not _ll.llama_memory_seq_rm(self._memory, sequence, keep_tokens, -1):

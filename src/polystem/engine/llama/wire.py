@@ -77,6 +77,16 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebase:
+    """Put the first `tokens` cells of a source in the place of a branch's own, then answer with DONE, or ERROR."""
+
+    ticket: int
+    branch: BranchId
+    source: BranchId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """The turn on a branch takes no part in steps until `Resume`. Without such a turn it does nothing."""
 
@@ -102,7 +112,7 @@ class Close:
     """End the loop."""
 
 
-Command: TypeAlias = Job | Cancel | Drop | Pause | Resume | SetBudget | Close
+Command: TypeAlias = Job | Cancel | Drop | Rebase | Pause | Resume | SetBudget | Close
 
 
 class Snapshot(NamedTuple):

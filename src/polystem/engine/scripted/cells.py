@@ -73,6 +73,17 @@ class CellStore:
             held.tokens.append(token)
             held.cells.append(cell)
 
+    def rebase(self, branch: int, source: int, shared_tokens: int) -> bool:
+        """Puts the first cells of `source` in the place of the branch's own; false, and nothing, where they differ."""
+        held, donor = self.branches.get(branch), self.branches.get(source)
+        if held is None or donor is None or _agreeing(held.tokens, donor.tokens) < shared_tokens:
+            return False
+        dropped, held.cells[:shared_tokens] = held.cells[:shared_tokens], donor.cells[:shared_tokens]
+        for cell in held.cells[:shared_tokens]:
+            self._holders[cell] += 1
+        self._release(dropped)
+        return True
+
     def drop(self, branch: int) -> None:
         """Forgets a branch; an unknown one is no error."""
         held = self.branches.pop(branch, None)

@@ -190,6 +190,11 @@ class ScriptedEngine:
     async def drop(self, branch: BranchId) -> None:
         self._loop.drop(branch)
 
+    async def rebase(self, branch: BranchId, *, source: BranchId, shared_tokens: int) -> None:
+        self._check_up()
+        if self._loop.runs_on(branch) or not self._loop.cells.rebase(branch, source, shared_tokens):
+            raise Conflict(f"branch {branch} cannot be moved onto branch {source}: a turn runs, or they differ")
+
     async def logits(self, tokens: Sequence[int], placement: Placement | None = None) -> Sequence[float]:
         place = placement or Placement(branch=self._spare_branch(), keep=False)
         await self._prefill(tokens, place)
