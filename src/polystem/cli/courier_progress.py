@@ -37,12 +37,12 @@ class RateOfLate:
     """Output tokens per second over the last few seconds, from samples of their count."""
 
     def __init__(self) -> None:
-        self._arm = ""
+        self._board: Board | None = None
         self._samples: list[tuple[float, int]] = []
 
     def of(self, board: Board) -> float:
-        if board.arm != self._arm:
-            self._arm, self._samples = board.arm, []
+        if board is not self._board:  # a sweep runs arms of one name one after the other
+            self._board, self._samples = board, []
         self._samples.append((board.at_s, board.output_tokens))
         self._samples = [each for each in self._samples if each[0] >= board.at_s - RATE_WINDOW_S]
         (start_s, start), (end_s, end) = self._samples[0], self._samples[-1]
@@ -55,14 +55,14 @@ class LineProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rate = RateOfLate()
-        self._told: tuple[str, float] | None = None
+        self._board: Board | None = None
+        self._told_s = 0.0
 
     def show(self, board: Board) -> None:
         rate_tps = self._rate.of(board)
-        arm, at_s = self._told or ("", 0.0)
-        if board.arm == arm and board.at_s < at_s + LINE_EVERY_S:
+        if board is self._board and board.at_s < self._told_s + LINE_EVERY_S:
             return
-        self._told = (board.arm, board.at_s)
+        self._board, self._told_s = board, board.at_s
         done, counts = board.delivered + board.dropped, board.counts()
         self._console.print(
             f"{board.arm} {board.at_s:.0f} s: {done} of {board.packages} packages done, "
