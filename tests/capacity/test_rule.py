@@ -52,6 +52,7 @@ def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_
         path=CellPath(present=((4, 100.0),), newcomer_cells=100, final_cells=100),
         most_seen=12,
         most_carried=12,
+        allowance=1.0,
         seats_after=6,
         seats_total=256,
         forecast=forecast,
@@ -141,3 +142,11 @@ def test_a_crowd_that_is_small_now_is_judged_by_what_it_will_be() -> None:
 
 def test_a_quarter_may_warm_and_at_least_one() -> None:
     assert [RULE.warming_most(live) for live in (0, 1, 7, 8, 40)] == [1, 1, 1, 2, 10]
+
+
+def test_more_may_be_predicted_under_the_floor_while_less_is_measured() -> None:
+    busy = replace(state(think_s=1.0), live=13)
+    share = RULE.share_with(busy, 14)
+    assert 0.046 < share < 0.3
+    assert RULE.blocks(busy) == "floor"
+    assert RULE.blocks(replace(busy, allowance=share / 0.04)) is None

@@ -7,15 +7,16 @@ margin moves by the part of time in which streams were under the floor, less the
 
 so that over a long time the floor is missed for a share of eps, however the model errs (Gibbs and Candes, "Adaptive
 conformal inference under distribution shift", NeurIPS 2021). Knows rates and times alone.
-Invariant: `LEAST` <= margin <= `MOST`.
+Invariant: `LEAST` <= margin <= `MOST`, and 1/2 <= allowance <= `MOST_ALLOWED`.
 """
 
 from __future__ import annotations
 
-__all__ = ["LEAST", "MOST", "TurnMargin"]
+__all__ = ["LEAST", "MOST", "MOST_ALLOWED", "TurnMargin"]
 
 GAIN = 0.02
 LEAST, MOST = 0.8, 1.0
+MOST_ALLOWED = 6.0
 _LONGEST_S = 0.5
 """No look stands for longer: between two that are far apart nobody knows what was."""
 
@@ -24,7 +25,7 @@ class TurnMargin:
     """`value` is the part of a step's allowed time that a turn may fill with its beginning."""
 
     def __init__(self, value: float, eps: float) -> None:
-        self.value = value
+        self.value = self._start = value
         self._eps = eps
         self._looked_at: float | None = None
 
@@ -36,3 +37,13 @@ class TurnMargin:
         passed_s = min(max(0.0, now_s - before), _LONGEST_S)
         under = float(rate_tps < floor_tps)
         self.value = min(MOST, max(LEAST, self.value - GAIN * (under - self._eps) * passed_s))
+
+    @property
+    def allowance(self) -> float:
+        """What the predicted share under the floor may be, as a multiple of eps.
+
+        The turn gate keeps most of what is predicted from happening. While it does, more workers may be let in than
+        eps by itself allows; while the floor is missed, fewer.
+        """
+        room = max(MOST - self._start, 1e-3)
+        return min(MOST_ALLOWED, max(0.5, 1.0 + (MOST_ALLOWED - 1.0) * (self.value - self._start) / room))

@@ -2,7 +2,7 @@
 
 Knows nothing of queues: it sees one state and names what binds, or nothing.
 Invariant of `FloorRule`: whoever it lets in leaves the predicted share of stream time under the floor at
-eps * (1 - h) or less, and everybody at half the floor or more even where all decode at once.
+eps * (1 - h), times `allowance`, or less, and everybody at half the floor or more even where all decode at once.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class GateState:
         path: where the cells of the workers go, with the newcomer and others like it.
         most_seen: the largest number of streams that a step has carried since the engine began.
         most_carried: the most that several steps have carried.
+        allowance: multiple of eps that the predicted share may be now.
         seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
     """
 
@@ -61,6 +62,7 @@ class GateState:
     path: CellPath
     most_seen: int
     most_carried: int
+    allowance: float
     seats_after: int
     seats_total: int
     forecast: Forecast
@@ -119,9 +121,8 @@ class FloorRule:
         if self._out_of_reach(state):
             return "floor unreachable"
         forecast, extra = state.forecast, self._extra_cells(state, workers)
-        if self.share_with(state, workers, by_mean=by_mean) > self._settings.under_share * (
-            1 - self._settings.hysteresis
-        ):
+        most = state.allowance * self._settings.under_share * (1 - self._settings.hysteresis)
+        if self.share_with(state, workers, by_mean=by_mean) > most:
             return "floor"
         if (forecast.mean_s if by_mean else forecast.longest_s)(workers, max(extra)) > 2 / floor_tps:
             return "burst"

@@ -123,6 +123,7 @@ class Seating:
             path=self._path(ask),
             most_seen=parts.meter.most_decoding,
             most_carried=parts.meter.most_carried,
+            allowance=parts.margin.allowance,
             seats_after=self.seats_promised() + kept_seats + 1,
             seats_total=facts.seats_total,
             forecast=parts.forecast,
