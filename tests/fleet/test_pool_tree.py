@@ -311,6 +311,25 @@ async def test_compaction_moves_a_session_onto_a_shorter_branch_cell_by_cell() -
         assert lead.usage.cached_tokens >= new.tokens - 1
 
 
+async def test_a_compacted_tree_is_built_again_on_its_parents() -> None:
+    async with staged() as stage:
+        system = await rooted(stage, shared=True)
+        talk = asking(RULES + "A long talk. " * 9, 6, session_id="lead", pool_id=system.pool_id)
+        await played(stage, talk)
+        old = await done(stage, stage.fleet.fork_pool(system.pool_id, from_session="lead", pin=True))
+        new = await done(stage, stage.fleet.fork_pool(system.pool_id, from_session="lead", branch_pos=50, unowned=True))
+        await stage.fleet.release_pool(old.pool_id)
+        await stage.fleet.close_session("lead")
+        assert cells_used(stage) == new.tokens, "all of the released pool is needed by the other"
+        stage.engine.die()
+        stage.engine.restart()
+        await stage.steps(10)
+        assert [(pool.pool_id, pool.parent_id, pool.branch_pos) for pool in stage.fleet.pools()] == [
+            (system.pool_id, None, 0), (new.pool_id, system.pool_id, 50),
+        ]  # fmt: skip
+        assert cells_used(stage) == system.tokens + new.tokens - 50
+
+
 # --- owners and limits ------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +350,28 @@ async def test_makings_of_one_owners_chain_at_once_make_one_pool() -> None:
     async with staged() as stage:
         makings = [asyncio.ensure_future(stage.fleet.create_pool(prompt=RULES, session_id="lead")) for _ in range(5)]
         assert {(await done(stage, making)).pool_id for making in makings} == {0}
+
+
+async def test_makings_of_one_owners_chain_that_wait_for_cells_make_one_pool() -> None:
+    async with staged(cells=200, context_tokens=200) as stage:
+        turn = begun(stage, asking("a" * 100, 60))
+        await stage.steps(2)
+        makings = [asyncio.ensure_future(stage.fleet.create_pool(prompt=RULES, session_id="lead")) for _ in range(2)]
+        await stage.steps(3)
+        assert stage.fleet.pools() == ()
+        await stage.until_done(turn)
+        assert [(await done(stage, making)).pool_id for making in makings] == [0, 0]
+
+
+async def test_a_chain_that_is_being_built_again_is_waited_for_and_found() -> None:
+    async with staged() as stage:
+        await rooted(stage, session_id="lead")
+        stage.engine.die()
+        stage.engine.restart()
+        await everybody_reacts()
+        assert stage.fleet.pool(0).state == "building"
+        again = await rooted(stage, session_id="lead")
+        assert (again.pool_id, again.reused) == (0, True)
 
 
 async def test_a_pool_that_may_be_swept_is_not_found_for_one_that_may_not() -> None:

@@ -81,11 +81,14 @@ class PoolWalk:
         session_id = SESSIONS[a % 3] if a < 4 else None
         pools = self.stage.fleet.pools()
         pool = pools[b % len(pools)] if pools and b < 5 else None
-        path = b"handbook 0 " if pool is None else self.paths.get(pool.pool_id, b"handbook 1 ")
+        alone = f"handbook {c % 2} {TAILS[b % 3]}".encode()
+        path = alone if pool is None else self.paths.get(pool.pool_id, alone)
         prompt = (*path, *f"errand {c}".encode())
         known = self.transcripts.get(session_id or "", ())
         if known and c % 2 and len(known) < 200:
-            prompt = (*known[: len(known) - c], *f" then {c}".encode())
+            prompt = (*known[: len(known) - c // 3], *f" then {c}".encode())
+            begins = [each for each in pools if prompt[: each.tokens] == tuple(self.paths.get(each.pool_id, b"?"))]
+            pool = begins[b % len(begins)] if begins and b < 5 else pool
         request = asking(prompt, 2 + 4 * c, session_id=session_id, pool_id=None if pool is None else pool.pool_id)
         self.begin(self._heard(session_id, request))
 

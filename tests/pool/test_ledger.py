@@ -48,6 +48,19 @@ def test_a_donor_that_becomes_a_borrower_claims_so_much_less() -> None:
     assert ledger.bookable().cells == 1000 - 100 - 201
 
 
+def test_an_idle_account_that_was_cut_short_needs_no_pool_but_the_one_whose_cells_it_holds() -> None:
+    ledger = CellLedger(1000, 16)
+    root = pooled(ledger, 100)
+    child = ledger.tree.add(7, TokenPath(tuple(range(130))), at_s=0.0, parent=root, branch_pos=100)
+    child.settle("ready")
+    account = idle(ledger, 1, 150, child)
+    assert account.pool is child
+    account.trim(90)
+    assert (account.pool, account.shared_tokens) == (root, 90)
+    ledger.release(child)
+    assert ledger.pool_cells == 100
+
+
 def test_a_released_pool_counts_as_far_as_a_borrower_reaches() -> None:
     ledger = CellLedger(1000, 16)
     pool = pooled(ledger, 100)
