@@ -72,9 +72,9 @@ class Size:
 
 
 FULL = {
-    SMOLLM2: Size(crowd_rounds=1, limits=(6, 8, 10), pairs=5, means=1),
+    SMOLLM2: Size(crowd_rounds=3, limits=(6, 8, 10), pairs=5, means=1),
     NANO: Size(
-        crowd_rounds=1, limits=(4, 5, 6, 8, 12), pairs=5, means=1, kinds=tuple(KINDS), disturbed_rounds=1,
+        crowd_rounds=3, limits=(4, 5, 6, 8, 12), pairs=5, means=1, kinds=tuple(KINDS), disturbed_rounds=1,
         rival_limits=(4, 6, 8, 12), prompt_rounds=1,
     ),
 }  # fmt: skip
