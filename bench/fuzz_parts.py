@@ -188,8 +188,9 @@ def drawn_of(case: Case) -> Drawn:
     names = ("method", "url", "headers", "params", "data", "json", "cookies")
     prepared = requests.Request(**{name: told[name] for name in names if name in told}).prepare()
     body = prepared.body.encode() if isinstance(prepared.body, str) else prepared.body or b""
+    assert isinstance(body, bytes), "nothing here is sent in pieces"
     kind = prepared.headers.get("Content-Type", "application/json")
-    return Drawn(prepared.method or "GET", prepared.path_url, bytes(body), str(kind))
+    return Drawn(prepared.method or "GET", prepared.path_url, body, str(kind))
 
 
 # --- what clients send ------------------------------------------------------------------------------------------------

@@ -123,7 +123,8 @@ class Heard:
         """Reads one frame of a stream. A frame that is no object kills the stream of a client."""
         assert isinstance(event, dict), f"a frame that is no object: {event!r}"
         told = cast("dict[str, Any]", event)
-        for choice in told.get("choices") or []:
+        choices: list[dict[str, Any]] = told.get("choices") or []
+        for choice in choices:
             self._take_delta(choice.get("delta") or choice.get("message") or {})
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         self.usage = told.get("usage") or self.usage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from polystem.clock import SystemClock, VirtualClock
-from polystem.engine.scripted import Answer, ScriptedSettings
+from polystem.engine.scripted import Answer, ScriptedSettings, StepCost
 from polystem.fleet import FleetSettings
 from polystem.harness.own_server import own_server
 from tests.control_plane.client import AgentClient, Heard, function, system, user
@@ -59,7 +59,16 @@ async def on_virtual_time(*answers: Answer, **more: Any) -> AsyncGenerator[tuple
         yield stage, clock
 
 
-async def while_time_passes(clock: VirtualClock, work: Coroutine[Any, Any, T], *, step_s: float = 0.05) -> T:
+def seconds_a_step(seconds: float) -> StepCost:
+    """An engine whose every step takes so long."""
+
+    def cost(_decoding: int, _cells: int, _prefilled: int) -> float:
+        return seconds
+
+    return cost
+
+
+async def while_time_passes(clock: VirtualClock, work: Awaitable[T], *, step_s: float = 0.05) -> T:
     """The outcome of `work`, while the clock goes on in small steps."""
     task = asyncio.ensure_future(work)
     while not task.done():

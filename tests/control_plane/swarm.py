@@ -96,9 +96,10 @@ class Swarm:
     async def opened(self) -> int:
         """The pool that agents run on, made by the first who needs it."""
         async with self._opening:
-            if self.pool_id is None:
-                self.pool_id = await self._patiently("open", self._open)
-            return self.pool_id
+            pool_id = self.pool_id
+            if pool_id is None:
+                pool_id = self.pool_id = int(await self._patiently("open", self._open))
+            return pool_id
 
     async def _open(self) -> int:
         self.generation += 1

@@ -22,7 +22,9 @@ from tests.control_plane.stage import (
     on_virtual_time,
     owner_opened,
     passes,
+    seconds_a_step,
     staged,
+    while_time_passes,
     worker_turn,
 )
 from tests.serve.served import until
@@ -77,17 +79,14 @@ async def test_fault_03_the_rates_are_json_that_ends(query: str) -> None:
     assert [row["session_id"] for row in response.json()["sessions"]] == ["a"]
 
 
-@pytest.mark.parametrize("path", [*READS, CAPACITY, "/fleet/capacity", "/metrics"])
-async def test_fault_03_and_30_no_read_waits_for_an_engine_that_is_busy(path: str) -> None:
-    async with on_virtual_time(step_cost=lambda _decoding, _cells, _prefilled: 60.0) as (stage, clock):
-        making = asyncio.ensure_future(layer_of(stage.client))
-        while not making.done():
-            await passes(clock, 60.0, step_s=60.0)
-        await making
+async def test_fault_03_and_30_no_read_waits_for_an_engine_that_is_busy() -> None:
+    async with on_virtual_time(step_cost=seconds_a_step(60.0)) as (stage, clock):
+        await while_time_passes(clock, layer_of(stage.client), step_s=60.0)
         turn = asyncio.ensure_future(worker_turn(stage.client, "a", 0, max_tokens=4))
         await passes(clock, 0.5, step_s=0.1)
-        assert not turn.done(), "a minute for each step"
-        assert (await stage.http.get(path)).status_code == 200
+        for path in (*READS, CAPACITY, "/fleet/capacity", "/metrics"):
+            assert (await stage.http.get(path)).status_code == 200, path
+            assert not turn.done(), "a minute for each step"
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
 
@@ -99,7 +98,7 @@ async def test_fault_10_sessions_that_may_still_come_are_left_out_where_nobody_c
 
 
 async def test_fault_11_a_session_that_warms_up_is_told_apart_and_counts_in_no_mean() -> None:
-    async with on_virtual_time(step_cost=lambda _decoding, _cells, _prefilled: 0.2) as (stage, clock):
+    async with on_virtual_time(step_cost=seconds_a_step(0.2)) as (stage, clock):
         making = asyncio.ensure_future(layer_of(stage.client))
         while not making.done():
             await passes(clock, 0.2, step_s=0.1)

@@ -16,21 +16,27 @@ import pytest
 
 from polystem.capacity.policy import GateSettings
 from polystem.clock import VirtualClock
-from polystem.engine.scripted import Answer, StepCost
+from polystem.engine.scripted import Answer
 from polystem.errors import PolystemError
 from polystem.fleet import FloorSettings
 from tests.control_plane.client import KEEPALIVE, Heard, Refused, read_stream, refused_in_stream, user
-from tests.control_plane.stage import ENGINE, HANDBOOK, Stage, layer_of, on_virtual_time, passes, staged, worker_turn
+from tests.control_plane.stage import (
+    ENGINE,
+    HANDBOOK,
+    Stage,
+    layer_of,
+    on_virtual_time,
+    passes,
+    seconds_a_step,
+    staged,
+    worker_turn,
+)
 from tests.serve.asgi_call import AsgiCall
 
 pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 SLOW_PREFILL = replace(ENGINE, prefill_chunk_tokens=64)
-
-
-def seconds_a_step(seconds: float) -> StepCost:
-    return lambda _decoding, _cells, _prefilled: seconds
 
 
 @dataclass(slots=True)

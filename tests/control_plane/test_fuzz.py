@@ -13,10 +13,10 @@ def assert_unbroken(tally: Tally, requests: int) -> None:
 
 def test_what_the_description_allows_and_forbids_breaks_nothing() -> None:
     tally = Tally()
-    described(tally, 300)
-    assert_unbroken(tally, 300)
-    assert tally.statuses[200] > 30
-    assert tally.statuses[400] > 30
+    described(tally, 150)
+    assert_unbroken(tally, 150)
+    assert tally.statuses[200] > 15
+    assert tally.statuses[400] > 15
 
 
 def test_what_is_no_request_at_all_breaks_nothing() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.control_plane.test_rows_reads import TRUE_FLAGS
+
 FAULTS = range(1, 67)
 TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 NAMED = re.compile(r"`(test_\w+)`")
@@ -27,7 +29,14 @@ def page(repository: Path) -> str:
 
 
 def test_every_test_that_the_page_names_exists(repository: Path) -> None:
-    assert set(NAMED.findall(page(repository))) - names_here() == set()
+    files = (repository / "tests").glob("**/test_*.py")
+    known = {name for file in files for name in TEST.findall(file.read_text())}
+    assert set(NAMED.findall(page(repository))) - known == set()
+
+
+def test_every_flag_that_is_claimed_has_a_row(repository: Path) -> None:
+    flags = set(re.findall(r"`(\w+_v1)`", page(repository)))
+    assert {*TRUE_FLAGS} - flags == set()
 
 
 def test_every_fault_has_a_row_and_a_test_with_its_number(repository: Path) -> None:
@@ -45,4 +54,4 @@ def test_every_test_of_a_fault_is_named_in_its_row(repository: Path) -> None:
 
 def test_every_test_of_a_row_is_named(repository: Path) -> None:
     named = set(NAMED.findall(page(repository)))
-    assert {test for test in names_here() if test.startswith("test_row_")} - named == set()
+    assert {test for test in names_here() if test.startswith(("test_row_", "test_rule_"))} - named == set()
