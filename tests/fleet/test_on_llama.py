@@ -190,3 +190,21 @@ async def test_a_fork_at_an_earlier_token_copies_on_write_on_the_real_cache(bund
         assert engine.statistics().cells_used == root.tokens + early.own_cells + deep.own_cells
         heard = await run(fleet, errand(9, pool_id=deep.pool_id))
         assert heard.attach.pool_match_tokens >= root.tokens
+
+
+async def test_a_session_is_moved_onto_the_pool_that_it_names_on_the_real_cache(bundled_model: Path) -> None:
+    async with on_llama(bundled_model) as (fleet, engine):
+        asked = Request(
+            id="r", prompt=f"{STEM} Courier 1: go.", max_tokens=8, ignore_eos=True, sampling=Sampling(temperature=0.0)
+        )
+        first = await run(fleet, replace(asked, session_id="lead"))
+        root = await fleet.create_pool(prompt=STEM, unowned=True)
+        prompt = (*first.path, *await fleet.engine.tokenize(" And back."))
+        before = engine.statistics().tokens_prefilled
+        second = await run(fleet, replace(asked, prompt=prompt, session_id="lead", pool_id=root.pool_id))
+        assert second.attach.pool_shared_tokens == root.tokens
+        assert engine.statistics().tokens_prefilled - before <= len(prompt) - len(first.path) + 1
+        fleet.check_integrity()
+        assert engine.statistics().cells_used <= len(second.path)
+        alone = await run(fleet, replace(asked, prompt=prompt))
+        assert alone.text == second.text

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from polystem.engine.scripted import Answer
 from polystem.errors import (
     BadRequest,
     Conflict,
+    EngineDied,
     PolystemError,
     PoolCapacity,
     PoolInUse,
@@ -248,6 +250,24 @@ async def test_a_session_that_is_reading_its_prompt_is_not_stored_yet() -> None:
         with pytest.raises(Conflict, match="'lead' is reading its prompt"):
             await stage.fleet.create_pool(from_session="lead")
         await stage.until_done(turn)
+
+
+async def test_a_session_whose_turn_fails_while_it_is_stored_is_not_stored_in_part() -> None:
+    async with staged() as stage:
+        stage.engine.answers.append(Answer(text="half an answer", error=EngineDied("it broke"), fails_after_tokens=8))
+        root = await rooted(stage)
+        turn = begun(stage, asking(RULES + "Go.", 40, session_id="lead", pool_id=root.pool_id))
+        await stage.steps(3)
+        large = asyncio.ensure_future(stage.fleet.create_pool(prompt="b" * 600))
+        await everybody_reacts()
+        taking = asyncio.ensure_future(stage.fleet.fork_pool(root.pool_id, from_session="lead"))
+        await stage.until_done(turn)
+        with pytest.raises(Conflict, match="was to be cut out of has ended; ask again"):
+            await done(stage, taking)
+        await done(stage, large)
+        with pytest.raises(EngineDied):
+            await turn
+        assert cells_used(stage) == len(RULES) + 600
 
 
 async def test_a_snapshot_is_taken_at_once_however_many_wait_for_cells() -> None:
@@ -520,3 +540,39 @@ async def test_a_session_is_not_moved_onto_a_pool_that_its_next_prompt_leaves() 
         second = await played(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=other.pool_id))
         assert second.attach.pool_match_tokens == len(RULES)
         assert second.usage.cached_tokens >= len(first.path) - 1
+
+
+async def test_a_session_is_not_moved_beyond_what_its_turn_allows_to_be_shared() -> None:
+    async with staged() as stage:
+        first = await played(stage, asking(RULES + "Go.", 6, session_id="w"))
+        root = await rooted(stage)
+        prompt = (*first.path, *b" Now?")
+        request = asking(prompt, 4, session_id="w", pool_id=root.pool_id, shared_prefix_max_tokens=20)
+        heard = await played(stage, request)
+        assert heard.usage.shared_tokens <= 20
+        stage.fleet.check_integrity()
+
+
+async def test_a_pool_is_not_released_while_a_session_is_moved_onto_it() -> None:
+    async with staged() as stage:
+        first = await played(stage, asking(RULES + "Go.", 6, session_id="w"))
+        root = await rooted(stage)
+        rebase = stage.engine.rebase
+
+        async def slowly(branch: int, *, source: int, shared_tokens: int) -> None:
+            await stage.clock.sleep(5.0)
+            await rebase(branch, source=source, shared_tokens=shared_tokens)
+
+        stage.engine.rebase = slowly
+        turn = begun(stage, asking((*first.path, *b" Now?"), 4, session_id="w", pool_id=root.pool_id))
+        await stage.steps(2)
+        with pytest.raises(PoolInUse):
+            await stage.fleet.release_pool(root.pool_id)
+        closing = asyncio.ensure_future(stage.fleet.close_session("w"))
+        await stage.steps(2)
+        stage.fleet.check_integrity()
+        await done(stage, closing)
+        with pytest.raises(Conflict):
+            await turn
+        await stage.fleet.release_pool(root.pool_id)
+        assert cells_used(stage) == 0

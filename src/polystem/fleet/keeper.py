@@ -256,11 +256,14 @@ class PoolKeeper:
     async def prefill(self, pool: Pool, source: Holder | None, lent_tokens: int, epoch: int) -> None:
         """Makes the engine hold the pool; the first `lent_tokens` are lent by the source, the rest computed.
 
-        Raises EngineRestarting where the engine has started again since `epoch`, for then nothing is held.
+        Raises EngineRestarting where the engine has started again since `epoch`, for then nothing is held; Conflict
+        where the source has ended in the engine meanwhile, for then more would be computed than was booked.
         """
         branch = None if source is None else source.branch
         async with self._one_prefill:
             self._check_epoch(epoch)
+            if branch is not None and branch not in self._engine.statistics().branch_tokens:
+                raise Conflict(f"what pool {pool.pool_id} was to be cut out of has ended; ask again")
             await self._engine.hold(pool.branch, pool.path.as_tuple(), source=branch, shared_tokens=lent_tokens)
             self._check_epoch(epoch)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from polystem.clock import Clock
 from polystem.engine.protocol import CellEngine
-from polystem.errors import Saturated
+from polystem.errors import Conflict, Saturated
 from polystem.fleet.keeper import PoolKeeper
 from polystem.fleet.planner import Planner
 from polystem.fleet.session import Sessions
@@ -111,7 +111,7 @@ class PrefixWatch:
             return False
         try:
             await self._keeper.promote(path, sighting.account or self._parent(path))
-        except Saturated:
+        except (Saturated, Conflict):  # no room, or what it was to be cut out of has just ended
             return False
         return True
 
