@@ -121,3 +121,22 @@ def test_settled_losers_run_no_further_and_the_best_always_does() -> None:
     findings = findings_of(PLAN, swept(WALLS, 4))
     assert floors_left(PLAN, findings) == (0.0, 5.0, 10.0)
     assert floors_left(replace(PLAN, stops_early=False), findings) == PLAN.floors_tps
+
+
+def test_a_ratio_below_the_margin_is_not_enough_where_its_interval_is_not() -> None:
+    walls = [run(5.0, repeat, 100.0) for repeat in range(3)]
+    walls += [run(10.0, repeat, wall_s) for repeat, wall_s in enumerate((105.0, 115.0, 105.0))]
+    findings = findings_of(replace(PLAN, floors_tps=(5.0, 10.0)), walls)
+    assert findings[1].ratio is not None
+    assert findings[1].ratio.ratio < 1.1
+    assert standings(findings) == {5.0: "sweet spot", 10.0: "undecided"}
+
+
+def test_a_floor_that_is_not_kept_runs_on_where_the_others_are_compared_with_it() -> None:
+    runs = [
+        replace(each, under_share=0.4) if each.floor_tps == 5.0 else each for each in swept({5.0: 90.0, 10.0: 100.0})
+    ]
+    plan = replace(PLAN, floors_tps=(5.0, 10.0))
+    findings = findings_of(plan, runs)
+    assert standings(findings)[5.0] == "floor not kept"
+    assert 5.0 in floors_left(plan, findings)
