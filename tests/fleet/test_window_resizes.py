@@ -168,6 +168,8 @@ async def test_a_resize_to_the_held_size_keeps_the_window_alive_and_takes_back_o
         await opened(stage, "b", 1024)
         await created(stage, "p" * 300)
         await stage.fleet.resize_session("a", 1024, deferred=True)
+        await stage.fleet.resize_session("a", 512)
+        assert window_of(stage.fleet, "a").resize_pending is None
         for _ in range(8):
             await stage.passes(60, step_s=5)
             await stage.fleet.resize_session("a", 512)

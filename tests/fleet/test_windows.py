@@ -259,6 +259,14 @@ async def test_a_worker_that_does_not_fit_is_refused_at_once_with_the_numbers_an
         assert live.result().usage.output_tokens == 150
 
 
+async def test_a_worker_of_a_full_owner_does_not_wait_at_the_floor_gate_to_hear_of_it() -> None:
+    async with staged(cells=4096, floor=few_at_once(1, admit_wait_s=None)) as stage:
+        pool_id = await owner_with_pool(stage, 256)
+        with pytest.raises(AllocationFull):
+            await run(stage.fleet, asking("p" * 200 + "y" * 60, 30, session_id="y", pool_id=pool_id))
+        assert stage.view.queued == 0
+
+
 async def test_what_idle_workers_left_behind_goes_before_a_worker_is_refused() -> None:
     async with staged(cells=4096) as stage:
         pool_id = await owner_with_pool(stage, 512)
@@ -366,6 +374,17 @@ async def test_a_window_in_which_somebody_runs_does_not_lapse() -> None:
         await stage.until_done(working)
         await stage.steps(120)
         assert windows_in(stage.fleet) == {}
+
+
+async def test_a_session_that_holds_a_window_is_remembered_however_many_come_after_it() -> None:
+    async with staged(cells=4096, remembered_sessions=1) as stage:
+        await opened(stage, "lead", 512)
+        await stage.fleet.erase_session_cells("lead")
+        for name in "abc":
+            await played(stage, asking(name, 2, session_id=name))
+            await stage.fleet.erase_session_cells(name)
+        await played(stage, asking("d", 2, session_id="d"))
+        assert "lead" in {session.session_id for session in stage.fleet.statistics().sessions}
 
 
 async def test_closing_gives_the_window_back_at_once_and_tells_what_it_was() -> None:
