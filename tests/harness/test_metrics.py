@@ -59,7 +59,7 @@ def test_advice_is_held_against_when_the_turn_was_admitted() -> None:
     refused = replace(RETRY, turn=1, at_s=1.0, refused=True, advised_s=2.0)
     other = replace(refused, turn=2)  # never admitted
     unasked = replace(refused, advised_s=0.0)
-    gone = replace(refused, refused=False)
+    gone = replace(refused, refused=False, advised_s=0.5)
     summary = summarise(record_of(replace(TURN, turn=1, admitted_s=4.0), refused, other, unasked, gone), "pooled")
     assert summary.retry_honesty == Percentiles(1.5, 1.5, 1.5, 1.5)
     assert (summary.refused, summary.retried) == (3, 4)
