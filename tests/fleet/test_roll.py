@@ -39,11 +39,14 @@ def test_all_come_back_in_the_order_of_their_places_whatever_the_order_in_the_fi
         (replace(ANYBODY, worker="first", place=2), "queued"),
     ]
     roll, _ = roll_of(*earlier)  # pyright: ignore[reportArgumentType]
-    restored = roll.restored(FloorPolicy(), PoolPolicies())
+    restored = roll.restored(FloorPolicy(), PoolPolicies(), lambda worker, _pool_id: worker == "second")
     assert [(each.worker, each.queued) for each in restored] == [("first", True), ("second", False), ("third", True)]
+    assert [each.worker for each in restored if each.booked] == ["second"]
     assert [each.policy and each.policy.floor_tps for each in restored] == [None, 3.0, None]
     roll.queued(Ask("next", "default"), None)
-    assert roll.restored(FloorPolicy(), PoolPolicies())[-1].worker == "next"
+    assert (
+        roll.restored(FloorPolicy(), PoolPolicies(), lambda worker, _pool_id: worker == "second")[-1].worker == "next"
+    )
 
 
 def test_a_worker_is_written_down_when_it_changes_and_only_then() -> None:

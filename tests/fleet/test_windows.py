@@ -22,7 +22,7 @@ from polystem.errors import (
     WindowAboveContext,
     WindowRefused,
 )
-from polystem.fleet import Fleet
+from polystem.fleet import Fleet, FloorSettings
 from polystem.fleet.store import FleetStore
 from polystem.fleet.windows_view import WindowView
 from polystem.messages import Request
@@ -451,9 +451,9 @@ def a_second(_decoding: int, _cells: int, _prefilled: int) -> float:
     return 1.0
 
 
-async def server(path: Path, clock: VirtualClock, cells: int = 4096) -> Stage:
+async def server(path: Path, clock: VirtualClock, cells: int = 4096, floor: FloorSettings | None = None) -> Stage:
     engine = ScriptedEngine(ScriptedSettings(cells=cells, context_tokens=1024), clock=clock, step_cost=a_second)
-    fleet = Fleet(engine, clock=clock, store=FleetStore(path))
+    fleet = Fleet(engine, clock=clock, store=FleetStore(path), floor=floor)
     await fleet.start()
     return Stage(fleet, engine, clock)
 
@@ -523,3 +523,15 @@ async def test_the_floor_gate_counts_a_window_as_used_and_lets_in_who_is_paid_by
         heard = await played(stage, asking("p" * 200 + "x", 20, session_id="x", pool_id=pool_id))
         assert heard.usage.output_tokens == 20
         assert stage.fleet.window_pressure().refused == 1
+
+
+async def test_a_worker_whose_window_came_back_is_not_counted_a_second_time(tmp_path: Path) -> None:
+    clock = VirtualClock(wall_start_s=1_000_000.0)
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=0.0)
+    stage = await server(tmp_path / "store", clock, 1500, floor)
+    await played(stage, asking("q" * 300, 100, session_id="lead", num_ctx=1024))
+    await stage.fleet.aclose()
+    stage = await server(tmp_path / "store", clock, 1500, floor)
+    assert (windows_in(stage.fleet), stage.view.live) == ({"lead": 1024}, 1)
+    assert (await played(stage, asking("plain", 100, session_id="plain"))).usage.output_tokens == 100
+    await stage.fleet.aclose()

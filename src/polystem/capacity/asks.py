@@ -106,3 +106,4 @@ class RestoredWorker:
     cells: int = 0
     pool_id: int | None = None
     queued: bool = False
+    booked: bool = False

@@ -232,7 +232,8 @@ class FloorGate:
         """
         parts = self._parts
         for each in workers:
-            worker = parts.roster.submit(Ask(each.worker, each.tenant, each.policy, each.cells, each.pool_id), now_s)
+            ask = Ask(each.worker, each.tenant, each.policy, each.cells, each.pool_id, booked=each.booked)
+            worker = parts.roster.submit(ask, now_s)
             parts.queue.join(worker.name, each.tenant)
             if each.queued:
                 parts.queue.go_absent(worker.name, now_s, promised_at=now_s)

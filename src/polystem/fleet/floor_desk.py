@@ -130,7 +130,9 @@ class FloorDesk:
 
     def start(self) -> None:
         """Begins to look at the engine, for as long as there is anything to do."""
-        self.gate.restore(self._roll.restored(self.gate.policy, self._policies), self._clock.now_s())
+        self.gate.restore(
+            self._roll.restored(self.gate.policy, self._policies, self._facts.is_booked), self._clock.now_s()
+        )
         self._ticker = asyncio.create_task(self._tick_on(), name="floor-desk")
         self.wake()
 

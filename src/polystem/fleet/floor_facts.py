@@ -28,6 +28,11 @@ class FactsReader:
         """The steps of the new boot may be told by another clock."""
         self._last_step_at = float("-inf")
 
+    def is_booked(self, worker: str, pool_id: int | None) -> bool:
+        """Whether a window pays for a worker's cells: its own, or that of the owner of the pool that it names."""
+        pool = None if pool_id is None else self._ledger.tree.find(pool_id)
+        return worker in self._ledger.windows or (pool is not None and pool.payer is not None)
+
     def read(self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str]) -> Facts:
         """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
         ledger = self._ledger

@@ -7,7 +7,7 @@ Invariant: a worker is queued or admitted, never both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -72,8 +72,13 @@ class Roll:
         """Returns once all of this would survive the end of the process."""
         await self._journal.flushed()
 
-    def restored(self, server: FloorPolicy, policies: PoolPolicies) -> Sequence[RestoredWorker]:
-        """All members, as the gate of a new process takes them in: in the order of their places."""
+    def restored(
+        self, server: FloorPolicy, policies: PoolPolicies, is_booked: Callable[[str, int | None], bool]
+    ) -> Sequence[RestoredWorker]:
+        """All members, as the gate of a new process takes them in: in the order of their places.
+
+        `is_booked` says of a worker and the pool that it named whether a window pays for its cells.
+        """
         members = [(member, True) for member in self._queued.values()]
         members += [(member, False) for member in self._admitted.values()]
         return [
@@ -84,6 +89,7 @@ class Roll:
                 cells=member.cells,
                 pool_id=member.pool_id,
                 queued=queued,
+                booked=is_booked(member.worker, member.pool_id),
             )
             for member, queued in sorted(members, key=lambda each: each[0].place)
         ]
