@@ -26,6 +26,7 @@ NO_GATE, MEASURED_MEAN, OURS = "no gate", "measured mean", "floor gate"
 SLOWER = 1.05
 """An arm that takes so many times as long as ours does not do as well."""
 
+ALONE_AFTER_S, ALONE_LASTS_S = 2.0, 12.0
 DISTURBED_LEAST_S = 20.0
 """Twice what the floor may take to hold again: a floor that never does must not look as if it had in time."""
 
@@ -113,6 +114,18 @@ class Contest:
             for kind in order:
                 found[kind].append(await self._disturbed(OURS, kind, LIMIT_S))
         return found
+
+    async def alone_tps(self, kind: str) -> float:
+        """The rate of one worker by itself while a disturbance lasts: a floor above it is out of anybody's reach."""
+        planned = disturbance(kind, self.load, after_s=ALONE_AFTER_S, lasts_s=ALONE_LASTS_S)
+        run = await run_arm(
+            self.machine, make_arm(static(1), self.floor_tps), planned.load, disturb=planned.disturb,
+            limit_s=ALONE_AFTER_S + ALONE_LASTS_S,
+        )  # fmt: skip
+        windows = stream_windows(run.record.of(TurnRow, run.arm))
+        during = [each.rate_tps for each in windows if each.at_s >= planned.begun_s]
+        tell(f"{self.machine.model}, one worker alone, {kind}: {during} tokens/s")
+        return statistics.median(during) if during else 0.0
 
     async def rivals(self, limits: Sequence[int], ours: dict[str, list[Disturbed]]) -> list[Rival]:
         """Every fixed limit under one disturbance after the other, as long as it does as well as ours."""

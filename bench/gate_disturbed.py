@@ -20,8 +20,8 @@ from polystem.messages import Request
 
 __all__ = ["KINDS", "Disturbance", "Foreign", "Grown", "Quickened", "disturbance"]
 
-FOREIGN_STREAMS = 4
-FOREIGN_PROMPT_TOKENS = 128
+FOREIGN_STREAMS = 2
+FOREIGN_PROMPT_TOKENS = 32
 FOREIGN_OUTPUT_TOKENS = 64
 BURN = """
 import time

@@ -6,6 +6,7 @@ Knows no engine, no gate and no clock.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -20,8 +21,10 @@ __all__ = [
     "Outcome",
     "as_good",
     "best_at_floor",
+    "candidates",
     "found_again_s",
     "front",
+    "mean_point",
     "outcome_of",
     "worst_gap_s",
 ]
@@ -111,6 +114,21 @@ def front(points: Mapping[str, ArmPoint]) -> tuple[str, ...]:
 
     kept = [name for name, point in points.items() if not beaten(point)]
     return tuple(sorted(kept, key=lambda name: points[name].wall_s))
+
+
+def mean_point(outcomes: Sequence[Outcome]) -> ArmPoint:
+    """Where an arm lies over several runs: the median wall, and the mean share, which one good run does not better."""
+    return ArmPoint(
+        statistics.median(outcome.wall_s for outcome in outcomes),
+        statistics.fmean(outcome.share_under for outcome in outcomes),
+    )
+
+
+def candidates(points: Mapping[str, ArmPoint], most: int = 2) -> tuple[str, ...]:
+    """The fastest arms that keep the floor in one run, to be judged over several; where none does, the one with the
+    least share under it."""
+    keeping = sorted((point.wall_s, name) for name, point in points.items() if point.share_under <= KEEPS_FLOOR)
+    return tuple(name for _, name in keeping[:most]) or (best_at_floor(points)[0],)
 
 
 def best_at_floor(points: Mapping[str, ArmPoint]) -> tuple[str, bool]:

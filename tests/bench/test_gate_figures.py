@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -10,8 +11,10 @@ from bench.gate_figures import (
     ArmPoint,
     as_good,
     best_at_floor,
+    candidates,
     found_again_s,
     front,
+    mean_point,
     outcome_of,
     worst_gap_s,
 )
@@ -89,3 +92,16 @@ def test_a_gap_counts_where_it_overlaps_the_span() -> None:
     assert worst_gap_s(arrivals, since_s=5.05, until_s=6.15) == 1.0
     assert worst_gap_s(arrivals, since_s=4.0, until_s=5.0) == 5.0
     assert worst_gap_s((1.0,), since_s=0.0, until_s=2.0) == 0.0
+
+
+def test_the_fastest_that_keep_the_floor_once_are_candidates() -> None:
+    points = {"a": ArmPoint(10, 0.2), "b": ArmPoint(12, 0.05), "c": ArmPoint(11, 0.0), "d": ArmPoint(13, 0.0)}
+    assert candidates(points) == ("c", "b")
+    assert candidates(points, 1) == ("c",)
+    assert candidates({"a": ArmPoint(10, 0.2), "b": ArmPoint(12, 0.1)}) == ("b",)
+
+
+def test_an_arm_that_keeps_the_floor_in_one_run_of_several_does_not_keep_it() -> None:
+    once = replace(outcome_of(RECORD, "pooled", 10.0), share_under=0.0, wall_s=10.0)
+    several = [once, replace(once, share_under=0.3), replace(once, wall_s=30.0)]
+    assert mean_point(several) == ArmPoint(10.0, pytest.approx(0.1))

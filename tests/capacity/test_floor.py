@@ -20,6 +20,7 @@ from polystem.capacity.floor import (
     most_at_floor,
     most_that_hold,
     most_workers,
+    share_on_line,
     share_under_floor,
 )
 from polystem.capacity.step_model import StepLoad
@@ -239,3 +240,14 @@ def test_prompts_cannot_take_all_of_the_time(prefill_share: float) -> None:
 def test_a_floor_that_is_none_is_refused(floor_tps: float) -> None:
     with pytest.raises(ConfigError, match="floor_tps"):
         share_under_floor(3, floor_tps, Demand(1, 50), Times(), CROWD)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 40, 300, 1000])
+@pytest.mark.parametrize("think_s", [0.01, 2.0, 300.0])
+def test_on_a_line_the_share_is_the_same_sum(workers: int, think_s: float) -> None:
+    machine, demand, crowd = Times(), Demand(think_s, 40.0), Crowd(5000, 2, 0.2)
+    for floor_tps in (1.0, 5.0, 12.0, 25.0):
+        keeping = most_at_floor(floor_tps, machine, crowd, workers)
+        first_s = machine.mean_s(crowd.load(1))
+        share = share_on_line(workers, keeping, demand, first_s, 0.004, crowd.prefill_share)
+        assert share == pytest.approx(share_under_floor(workers, floor_tps, demand, machine, crowd), abs=1e-9)

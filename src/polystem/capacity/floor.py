@@ -33,8 +33,12 @@ __all__ = [
     "most_at_floor",
     "most_that_hold",
     "most_workers",
+    "share_on_line",
     "share_under_floor",
 ]
+
+
+_MUCH, _LITTLE = 1e120, 1e-18
 
 
 class StepTimes(Protocol):
@@ -116,6 +120,34 @@ def share_under_floor(workers: int, floor_tps: float, demand: Demand, times: Ste
             under += weight
         else:
             above += weight
+    return under / (under + above)
+
+
+def share_on_line(
+    workers: int, keeping: int, demand: Demand, first_s: float, more_s: float, prefill_share: float
+) -> float:
+    """U(N) where the mean step is first_s + (k - 1) * more_s and up to `keeping` streams keep the floor.
+
+    The same sum as `share_under_floor` at a fraction of its cost: a gate that looks ahead asks for many.
+    """
+    if keeping >= workers:
+        return 0.0
+    if keeping <= 0 or demand.think_s == 0:
+        return 1.0
+    per_step = demand.turn_tokens / demand.think_s / (1 - prefill_share)
+    weight, above, under = 1.0, 0.0, 0.0
+    step_s = first_s
+    for streams in range(1, workers + 1):
+        weight *= (workers - streams + 1) / streams * per_step * step_s
+        step_s += more_s
+        if streams > keeping:
+            under += streams * weight
+        else:
+            above += streams * weight
+        if weight > _MUCH:
+            weight, above, under = 1.0, above / weight, under / weight
+        elif weight < _LITTLE * (above + under):  # weights rise, then fall for good
+            break
     return under / (under + above)
 
 

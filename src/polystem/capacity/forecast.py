@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_under_floor
+from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_on_line
 from polystem.capacity.step_model import StepLoad
 
 __all__ = ["Forecast", "Outside"]
@@ -63,7 +63,11 @@ class Forecast:
         if known is None:
             times = self._times_at(crowd.cells_read)
             times = _Undoubted(times) if by_mean else times
-            known = self._shares[key] = share_under_floor(workers, floor_tps, self._demand, times, crowd)
+            first_s, more_s = self._times_at(crowd.cells_read).line(crowd.foreign)
+            keeping = most_at_floor(floor_tps, times, crowd, workers)
+            known = self._shares[key] = share_on_line(
+                workers, keeping, self._demand, first_s, more_s, crowd.prefill_share
+            )  # fmt: skip
         return known
 
     def fleet_tps(self, workers: int, extra_cells: int = 0) -> float:
@@ -131,6 +135,10 @@ class _Steps:
         near, far = (times.mean_s(StepLoad(streams, cells_read)) for streams in _KNOTS)
         self._slope_s = (far - near) / (_KNOTS[1] - _KNOTS[0])
         self._base_s = near - self._slope_s * _KNOTS[0]
+
+    def line(self, foreign: int) -> tuple[float, float]:
+        """The mean step with one stream of ours, and what each further one adds."""
+        return self.mean_at(1 + foreign), self._slope_s
 
     def mean_at(self, streams: float) -> float:
         return self._base_s + self._slope_s * streams

@@ -12,9 +12,9 @@ Invariant: `LEAST` <= margin <= `MOST`, and 1/2 <= allowance <= `MOST_ALLOWED`.
 
 from __future__ import annotations
 
-__all__ = ["LEAST", "MOST", "MOST_ALLOWED", "TurnMargin"]
+__all__ = ["GAIN", "LEAST", "MOST", "MOST_ALLOWED", "TurnMargin"]
 
-GAIN = 0.02
+GAIN = 0.04
 LEAST, MOST = 0.8, 1.0
 MOST_ALLOWED = 6.0
 _LONGEST_S = 0.5

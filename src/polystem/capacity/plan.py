@@ -2,7 +2,7 @@
 
 It applies the gate's conditions of floor, burst, cells and seats to a crowd of equal workers that have grown to their
 size. Knows no queue and no time. The gate may stop earlier: it also looks ahead at how contexts grow just now, and lets
-nobody in who would make all together slower by far.
+nobody in who would make all together slower, and lets in more than eps by itself allows while less is missed.
 Invariant: `floor_for(n)` is the highest floor at which these conditions let n of them in.
 """
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from polystem.capacity.asks import Ask, Reason
 from polystem.capacity.forecast import Forecast
-from polystem.capacity.growth import CellPath
+from polystem.capacity.growth import MOMENTS, CellPath
 from polystem.capacity.policy import FloorPolicy, GateSettings
 
 __all__ = ["AdmissionRule", "FloorRule", "GateState"]
@@ -110,9 +110,19 @@ class FloorRule:
         floor_tps, extra = state.floor_tps, self._extra_cells(state, workers)
         if floor_tps is None:
             return 0.0
-        return sum(state.forecast.share_under(workers, floor_tps, cells, by_mean=by_mean) for cells in extra) / len(
-            extra
-        )
+        shares = [state.forecast.share_under(workers, floor_tps, cells, by_mean=by_mean) for cells in extra]
+        return sum(shares) / len(shares)
+
+    def _risks(self, state: GateState, workers: int, most_cells: int, *, by_mean: bool) -> bool:
+        """Whether U(N) on the way is above what is allowed.
+
+        It rises with the cells: the largest number of them often tells by itself, and the others need no working out.
+        """
+        allowed = state.allowance * self._settings.under_share * (1 - self._settings.hysteresis)
+        worst = state.forecast.share_under(workers, state.floor_tps or 0.0, most_cells, by_mean=by_mean)
+        if worst <= allowed or worst > MOMENTS * allowed:
+            return worst > allowed
+        return self.share_with(state, workers, by_mean=by_mean) > allowed
 
     def _breaks(self, state: GateState, workers: int, *, by_mean: bool) -> Reason | None:
         floor_tps = state.floor_tps
@@ -120,11 +130,10 @@ class FloorRule:
             return None
         if self._out_of_reach(state):
             return "floor unreachable"
-        forecast, extra = state.forecast, self._extra_cells(state, workers)
-        most = state.allowance * self._settings.under_share * (1 - self._settings.hysteresis)
-        if self.share_with(state, workers, by_mean=by_mean) > most:
+        forecast, most_cells = state.forecast, max(self._extra_cells(state, workers))
+        if self._risks(state, workers, most_cells, by_mean=by_mean):
             return "floor"
-        if (forecast.mean_s if by_mean else forecast.longest_s)(workers, max(extra)) > 2 / floor_tps:
+        if (forecast.mean_s if by_mean else forecast.longest_s)(workers, most_cells) > 2 / floor_tps:
             return "burst"
         return None if self._gains(state, workers) else "no gain"
 
@@ -137,14 +146,12 @@ class FloorRule:
         if workers < 2 or state.most_seen < workers <= self._settings.gain_after_workers:
             return True
         least_tps = self._fleet_tps(state, workers) / self._settings.least_gain
-        return all(
-            self._fleet_tps(state, fewer) <= least_tps for fewer in (workers - 1, 3 * workers // 4, workers // 2)
-        )
+        others = (workers - 1, 3 * workers // 4, workers // 2)
+        return all(self._fleet_tps(state, fewer) <= least_tps for fewer in others)
 
     def _fleet_tps(self, state: GateState, workers: int) -> float:
-        """What so many decode together on the way, taken over all moments."""
-        extra = self._extra_cells(state, workers)
-        return sum(state.forecast.fleet_tps(workers, cells) for cells in extra) / len(extra)
+        """What so many decode together on the way, at the mean of its cells."""
+        return state.forecast.fleet_tps(workers, sum(self._extra_cells(state, workers)) // MOMENTS)
 
     def _extra_cells(self, state: GateState, workers: int) -> tuple[int, ...]:
         """Cells read beyond those of now, on the way, with so many workers at the rate of now."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.facts import Facts
 from polystem.capacity.floor import most_that_hold
-from polystem.capacity.growth import CellPath, groups_of
+from polystem.capacity.growth import CellPath, Group, groups_of
 from polystem.capacity.parts import GateParts
 from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.rule import GateState
@@ -27,6 +28,7 @@ class Seating:
 
     def __init__(self, parts: GateParts) -> None:
         self._parts = parts
+        self._grouped: tuple[Facts | None, int, tuple[Group, ...]] = (None, 0, ())
 
     # --- floors ---------------------------------------------------------------------------------------------------
 
@@ -181,9 +183,7 @@ class Seating:
         """Where the private cells of those who are here go, and of newcomers like this one."""
         parts, estimate = self._parts, self._parts.estimate
         return CellPath(
-            present=groups_of(
-                worker.ask.cells if worker.cells is None else worker.cells for worker in parts.roster.admitted.values()
-            ),
+            present=self._present(),
             newcomer_cells=ask.cells,
             final_cells=self._final_cells() or None,
             spare_cells=self._spare_cells(),
@@ -191,6 +191,16 @@ class Seating:
             measured_cells_s=parts.meter.growth_cells_s,
             unknown_s=parts.settings.growth_s,
         )
+
+    def _present(self) -> tuple[Group, ...]:
+        """Who is here, worked out once for each look at the engine and each number of workers."""
+        parts = self._parts
+        facts, live, groups = self._grouped
+        if facts is not parts.facts or live != len(parts.roster.admitted):
+            admitted = parts.roster.admitted.values()
+            groups = groups_of(worker.ask.cells if worker.cells is None else worker.cells for worker in admitted)
+            self._grouped = parts.facts, len(admitted), groups
+        return groups
 
     def _spare_cells(self) -> int:
         """Cells that steps read and nobody uses: left by those who have gone, among those of others."""

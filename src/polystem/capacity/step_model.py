@@ -311,6 +311,16 @@ class StepModel:
         if self._anchors is not None and not load.prefill_tokens:
             self._anchor((features, duration_s))
 
+    def _upper_prompt_token_s(self, cells_read: int) -> float:
+        """What a prompt token adds to a step at most, with the certainty of `upper_s`.
+
+        The first chunks of a long prompt come when few were seen beside streams.
+        """
+        features = (0.0, 0.0, 0.0, 1 / _PROMPTS, cells_read / _READS)
+        along = times_vector(self._kalman.covariance, features)
+        variance = max(0.0, _times(along, features))
+        return (self._units(features) + self._settings.upper_z * sqrt(variance)) * self._tempo_s
+
     def least_prefill_tokens(self, cells_read: int, floor_tps: float, *, share: float, least: int) -> int:
         """`least`, or where so many prompt tokens take more than a share of a step at the floor, as many as take that.
 
@@ -327,8 +337,7 @@ class StepModel:
         if load.decoding == 0:
             return most
         alone = StepLoad(load.decoding, load.cells_read)
-        v = self._kalman.value
-        per_token_s = (v[3] / _PROMPTS + v[4] / _READS * load.cells_read) * self._tempo_s
+        per_token_s = self._upper_prompt_token_s(load.cells_read)
         left_s = self._settings.floor_margin / floor_tps - self.mean_s(alone)
         if left_s >= per_token_s * most:
             return most
