@@ -62,7 +62,7 @@ class Moves:
         moves: tuple[Callable[[], Drawn], ...] = (
             *(self.owner_turn, self.worker_turn, self.worker_turn, self.nameless_turn, self.chat_turn, self.create),
             *(self.create, self.fork, self.fork, self.pool_action, self.resize, self.resize, self.close, self.erase),
-            *(self.look, self.render, self.limits),
+            *(self.look, self.render, self.limits, self.messages_turn),
         )
         return self.rng.choice(moves)()
 
@@ -103,6 +103,19 @@ class Moves:
         if self._chance(0.3):
             body |= {"messages": messages[1:], "continue_pool": True}
         return Drawn("POST", "/v1/chat/completions", body | self._on_pool())
+
+    def messages_turn(self) -> Drawn:
+        """The same in the other shape."""
+        turn: Json = {"role": "user", "content": [{"type": "text", "text": "Go."}]}
+        body: Json = {
+            "system": self.rng.choice(STEMS),
+            "messages": [turn],
+            "max_tokens": 3,
+            "stream": self._chance(0.3),
+        }
+        return Drawn(
+            "POST", "/v1/messages", body | {"session_id": self.rng.choice((*OWNERS, *AGENTS))} | self._on_pool()
+        )
 
     def _on_pool(self) -> Json:
         pools = self.pools()

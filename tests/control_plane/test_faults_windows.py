@@ -134,6 +134,11 @@ async def test_a_window_is_the_largest_that_fits_between_the_least_and_the_ask()
         assert (await stage.client.kv())["largest_admissible"] < 256
 
 
+async def test_a_window_beyond_the_context_is_cut_to_it_where_less_would_do() -> None:
+    async with staged(engine=SMALL) as stage:
+        assert (await owner_opened(stage.client, "lead", 70_000, num_ctx_min=1024)).window == 8192
+
+
 @pytest.mark.parametrize(("num_ctx", "num_ctx_min"), [(8193, None), (0, None), (-1, None), (4096, 4097)])
 async def test_a_window_that_cannot_be_meant_is_400(num_ctx: int, num_ctx_min: int | None) -> None:
     async with staged(engine=SMALL) as stage:
