@@ -11,7 +11,10 @@ from polystem.serve import ServeSettings, build_app
 
 
 class LivingApp:
-    """An app that starts its fleet in the event loop that serves it, and ends it there."""
+    """An app that starts its fleet in the event loop that serves it, and ends it there.
+
+    Who is not let in is told at once: no request of it waits for another to end.
+    """
 
     def __init__(self, engine: ScriptedSettings | None = None) -> None:
         self._app: ASGIApp | None = None
@@ -31,7 +34,7 @@ class LivingApp:
             assert message["type"] == "lifespan.startup"
             clock = SystemClock()
             self.engine = ScriptedEngine(self._settings, clock=clock)
-            self.fleet = Fleet(self.engine, clock=clock, floor=FloorSettings())
+            self.fleet = Fleet(self.engine, clock=clock, floor=FloorSettings(admit_wait_s=0))
             await self.fleet.start()
             self._app = build_app(self.fleet, ServeSettings(), clock=clock)
             await send({"type": "lifespan.startup.complete"})
