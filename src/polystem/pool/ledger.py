@@ -75,7 +75,7 @@ class Account:
         self.pool = self.pool if self.shared_tokens else None
 
     def trim(self, tokens: int) -> None:
-        """The branch is now `tokens` long, and no turn runs on it: it needs no pool but the one whose cells it holds."""
+        """The branch is now `tokens` long, and no turn runs on it: it needs no pool but that whose cells it holds."""
         self.tokens = tokens
         shared = min(self.shared_tokens, tokens)
         self.borrow(pool_at(self.pool, shared), shared)
@@ -247,12 +247,14 @@ class CellLedger:
     def _staying_pools(self, spare: Collection[BranchId], *, running_ends: bool, goes: Goes) -> set[Pool]:
         """Pools that nothing but their owner, or the end of what runs, will end; with a child its parent stays."""
         staying: set[Pool] = set()
+        parents: set[Pool | None] = set()
+        lending = {pool for account in self.accounts.values() if account.running for pool in lineage(account.pool)}
         for pool in reversed(self.tree.nodes):
-            busy = pool.guard.locked() or pool.state == "building" or self.running_borrowers(pool) > 0
+            busy = pool.guard.locked() or pool.state == "building" or pool in lending
             kept = pool.fixed or pool.branch in spare or (busy and not running_ends) or not goes(pool)
-            parents = {child.parent for child in staying}
             if pool.listed and pool.state != "failed" and (kept or pool in parents):
                 staying.add(pool)
+                parents.add(pool.parent)
         return staying
 
     def reclaim(
