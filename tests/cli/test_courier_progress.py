@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from polystem.cli.courier_progress import LineProgress, RateOfLate
+from polystem.cli.courier_progress import LineProgress
+from polystem.cli.courier_rate import RateOfLate
 from polystem.harness.board import Board
 
 

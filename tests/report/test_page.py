@@ -1,60 +1,40 @@
-"""The report page: what it says, what it carries, and that it loads nothing."""
+"""The page of a run: what it says, what it carries, and that it loads nothing."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
-from typing import Any
 
-import orjson
 import pytest
 
 from polystem.harness.record import Record
-from polystem.harness.rows import Row
+from polystem.harness.rows import Row, ToolRow
 from polystem.report import report_html
-from tests.harness.records import DROPPED, MANIFEST, PACKAGE, RECORD, ROWS, SAMPLE, TURN
+from tests.harness.records import DROPPED, MANIFEST, PACKAGE, RECORD, ROWS, SAMPLE, TOOL, TURN
+from tests.report.reading import Reader
+from tests.report.synthetic import TWO_ARMS, synthetic_record
 
 DELIVERED = Record(MANIFEST, tuple(replace(PACKAGE, package=1) if row is DROPPED else row for row in ROWS))
+FLOORED = replace(MANIFEST, floor_tps=20.0)
+PICTURES_WITHOUT_A_FLOOR = [
+    "Decode rate against step",
+    "Decode rate against context",
+    "How slow, for how long",
+    "Packages over time: pooled",
+    "Workers over time: pooled",
+    "KV cells over time",
+    "Delivery times",
+    "Drops by cause",
+]
 
 
-class Reader(HTMLParser):
-    """Collects a page's elements, and its text outside of scripts and styles."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.scripts: list[str] = []
-        self._open = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        self._open = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open == "script":
-            self.scripts.append(data)
-        elif self._open != "style":
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.texts)
-
-
-def data_of(page: Reader) -> dict[str, Any]:
-    return orjson.loads(page.scripts[0])
+def head_of(page: Reader) -> str:
+    return page.text[: page.text.index("Figures")]
 
 
 def test_the_verdict_comes_first_and_says_what_was_dropped() -> None:
     page = Reader(report_html(RECORD))
-    heading = page.text[: page.text.index("Figures")]
-    assert "Not all delivered: pooled 1 of 2 (dropped: cross_talk 1)." in heading
+    assert "Not all delivered: pooled 1 of 2 (dropped: cross_talk 1)." in head_of(page)
     assert ("header", {"class": "bad"}) in page.elements
 
 
@@ -67,6 +47,26 @@ def test_a_whole_run_is_called_delivered() -> None:
 def test_an_arm_that_was_never_begun_is_not_called_delivered() -> None:
     record = Record(replace(MANIFEST, arms=("pooled", "naive")), DELIVERED.rows)
     assert "Not all delivered: pooled 2 of 2." in Reader(report_html(record)).text
+
+
+def test_a_run_without_a_floor_says_that_it_is_not_judged() -> None:
+    assert "No floor was set" in head_of(Reader(report_html(RECORD)))
+
+
+@pytest.mark.parametrize(
+    ("floor_tps", "said", "news"), [(5.0, "held, 0.0% of decode time", "good"), (20.0, "NOT held, 100.0%", "bad")]
+)
+def test_the_verdict_says_whether_the_floor_was_held(floor_tps: float, said: str, news: str) -> None:
+    page = Reader(report_html(Record(replace(MANIFEST, floor_tps=floor_tps), ROWS)))
+    assert f"Floor {floor_tps:g} tokens/s, pooled: {said}" in head_of(page)
+    assert ("p", {"class": news}) in page.elements
+
+
+def test_cross_talk_is_told_loudly_even_if_everything_was_delivered() -> None:
+    crossed: ToolRow = replace(TOOL, ok=False, cause="cross_talk", other_package=1)
+    page = Reader(report_html(Record(MANIFEST, (*DELIVERED.rows, crossed))))
+    assert "CROSS-TALK in pooled: 1 call named" in head_of(page)
+    assert ("header", {"class": "bad"}) in page.elements
 
 
 STOPPED = "was stopped before its end"
@@ -86,7 +86,7 @@ def test_the_page_loads_nothing() -> None:
         (tag, name)
         for tag, attributes in page.elements
         for name, value in attributes.items()
-        if name in ("src", "href", "action", "srcset") and value != "data:,"
+        if name in ("src", "href", "action", "srcset") and value != "data:," and not str(value).startswith("#")
     ]
     assert loading == []
     policy = next(given["content"] for _, given in page.elements if given.get("http-equiv"))
@@ -97,64 +97,116 @@ def test_the_page_loads_nothing() -> None:
     assert not re.search(r"url\(|@import", style.group(1))
 
 
-def test_every_picture_has_its_table() -> None:
+def test_every_link_leads_to_a_part_of_the_page() -> None:
     page = Reader(report_html(RECORD))
-    charts = [given["id"] for tag, given in page.elements if tag == "div" and given.get("class") == "chart"]
-    assert charts == ["line-pooled", "rates", "cells"]
-    tables = sum(tag == "table" for tag, _ in page.elements)
-    assert tables == len(charts) + 2
+    links = {given["href"] for tag, given in page.elements if tag == "a"}
+    assert links == {f"#{given['id']}" for tag, given in page.elements if tag == "section" and "id" in given}
+
+
+def test_every_picture_has_its_chart_and_its_table() -> None:
+    html = report_html(RECORD)
+    page = Reader(html)
+    pictures = re.findall(r'<section id="part-\d+"><h2>(.*?)</h2>(.*?)</section>', html, re.DOTALL)
+    assert [title for title, _ in pictures] == PICTURES_WITHOUT_A_FLOOR
+    for title, body in pictures:
+        assert '<div class="chart"' in body, title
+        assert "<table>" in body, title
+    boxes = [given["id"] for tag, given in page.elements if tag == "div" and given.get("class") == "chart"]
+    assert boxes == list(page.charts)
+
+
+def test_the_front_is_drawn_where_there_is_a_floor() -> None:
+    page = Reader(report_html(Record(FLOORED, ROWS)))
+    chart = page.labelled("The front: wall time against share under the floor")
+    assert [(dot["name"], dot["x"], dot["y"], dot["filled"]) for dot in chart["dots"]] == [("pooled", 8.5, 1.0, False)]
+    assert chart["front"] == []
+
+
+def test_the_floor_is_drawn_into_the_rates() -> None:
+    page = Reader(report_html(Record(FLOORED, ROWS)))
+    for label in ("Decode rate against step", "Decode rate against context"):
+        assert page.labelled(label)["rules"] == [{"across": "y", "at": 20.0, "word": "floor 20"}]
+
+
+def test_every_axis_has_a_name() -> None:
+    for chart in Reader(report_html(synthetic_record(4, 5, TWO_ARMS))).charts.values():
+        for axis in ("x", "y", "right"):
+            assert chart.get(axis) is None or chart[axis]["name"]
 
 
 def test_tables_are_open_and_charts_hidden_until_a_script_draws_them() -> None:
     html = report_html(RECORD)
-    assert html.count("<details open>") == 3
-    assert len(re.findall(r'<div class="chart"[^>]* hidden>', html)) == 3
+    assert html.count("<details open>") == len(PICTURES_WITHOUT_A_FLOOR)
+    charts = len(Reader(html).charts)
+    assert len(re.findall(r'<div class="chart"[^>]* hidden>', html)) == charts
 
 
-def test_the_tables_hold_the_figures() -> None:
-    text = Reader(report_html(RECORD)).text
-    for expected in (
-        "0 (12345)\ndelivered\n2 of 2\n2\n0\n0.50\n0.50\n2.00\n0.50\n8.50",
-        "1 (54321)\ndropped: cross_talk (error 5 of 5: deliver {})",
-        "pooled 1\n10.0\n10.0\n10.0\n120\n1",
-        "pooled 1.00\n150\n100\n50\n250\n1.67\n2",
-        "Step 0: 1.00x fewer cells (1 agents, P = 100, S = 20 tokens: 120 instead of 120).",
-        "model: sha256",
-    ):
-        assert expected in text
+def test_the_tables_hold_the_numbers_of_the_record() -> None:
+    tables = Reader(report_html(RECORD)).tables
+    packages = tables["Packages of the arm pooled; times in seconds"]
+    assert packages[1] == [
+        "0 (12345)", "delivered", "2 of 2", "2", "0", "0.50", "0.00", "0.50", "2.00", "0.50", "8.50",
+    ]  # fmt: skip
+    assert packages[2][1] == "dropped: cross_talk (error 5 of 5: deliver {})"
+    assert tables["Decode rate by step; context in tokens at the start of the turn"][1] == [
+        "pooled 1", "10.0", "10.0", "10.0", "120", "1",
+    ]  # fmt: skip
+    assert tables["KV cells"][1] == ["pooled 1.00", "150", "100", "50", "250", "1.67", "2", "75", "125"]
+    assert tables["Seconds to delivery"][1] == ["pooled, from submission", "1", *["8.50"] * 8]
+    assert tables["Seconds to delivery"][2] == ["pooled, from admission", "1", *["8.00"] * 8]
+    assert tables["Packages by their end"] == [["arm", "delivered", "cross_talk"], ["pooled", "1", "1"]]
+    assert ["model: sha256", "ab" * 32] in tables["Manifest"]
 
 
-def test_the_data_of_the_pictures_is_what_the_tables_say() -> None:
-    data = data_of(Reader(report_html(RECORD)))
-    assert data["lines"]["pooled"][0] == {
-        "package": 0,
-        "end": "delivered",
-        "segments": [["queue", 0.0, 0.5, 1], ["prefill", 0.5, 1.0, 1], ["decode", 1.0, 3.0, 1], ["tools", 3.0, 3.5, 1]],
-    }
-    assert data["lines"]["pooled"][1]["end"] == "cross_talk"
-    assert data["rates"] == {"pooled": [[1, 10.0, 10.0, 10.0]]}
-    assert data["cells"] == {"pooled": [[1.0, 150, 250, 100]]}
+def test_a_failing_package_tells_its_turn_what_was_due_and_what_came() -> None:
+    failed = replace(DROPPED, failed_turn=3, asked="scan {}", came="drive {}")
+    rows: tuple[Row, ...] = tuple(failed if row is DROPPED else row for row in ROWS)
+    table = Reader(report_html(Record(MANIFEST, rows))).tables["Packages that were dropped"]
+    assert table[1] == [
+        "pooled 1 (54321)", "cross_talk", "4", "2 of 2", "scan {}", "drive {}", "error 5 of 5: deliver {}",
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "a\u2028b & c"])
+EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "a\u2028b & c", '"><b>', "{a|b}"]
+
+
+@pytest.mark.parametrize("evil", EVIL)
 def test_text_from_the_record_cannot_become_markup(evil: str) -> None:
-    rows: tuple[Row, ...] = tuple(replace(row, cause=evil, detail=evil) if row is DROPPED else row for row in ROWS)
-    record = Record(replace(MANIFEST, model={"name": evil}), rows)
+    rows: tuple[Row, ...] = tuple(
+        replace(row, cause=evil, detail=evil, package_id=evil, asked=evil, came=evil) if row is DROPPED else row
+        for row in ROWS
+    )
+    record = Record(replace(MANIFEST, model={"name": evil}, engine={evil: evil}), rows)
+    named = tuple(replace(row, arm=evil) for row in record.rows)
+    record = Record(replace(record.manifest, arms=(evil,)), named)
     plain, spoiled = Reader(report_html(RECORD)), Reader(report_html(record))
-    count = [[tag for tag, _ in page.elements if tag in ("script", "img")] for page in (plain, spoiled)]
+    assert {tag for tag, _ in spoiled.elements} == {tag for tag, _ in plain.elements} | {"details"}
+    count = [[tag for tag, _ in page.elements if tag in ("script", "img", "b")] for page in (plain, spoiled)]
     assert count[0] == count[1]
-    assert data_of(spoiled)["lines"]["pooled"][1]["end"] == evil
+    assert spoiled.labelled(f"Packages over time: {evil}")["rows"][1] == f"1 {evil}"
     assert evil in spoiled.text
 
 
-def test_a_server_without_cells_has_no_cell_picture_data() -> None:
+def test_a_server_without_cells_has_a_note_instead_of_a_picture_of_them() -> None:
     bare = replace(SAMPLE, cells_total=None, cells_used=None, cells_pool=None, cells_private=None, naive_cells=None)
-    record = Record(MANIFEST, tuple(bare if row is SAMPLE else row for row in ROWS))
-    assert data_of(Reader(report_html(record)))["cells"] == {"pooled": []}
+    page = Reader(report_html(Record(MANIFEST, tuple(bare if row is SAMPLE else row for row in ROWS))))
+    assert "The server of pooled reported no cells." in page.text
+    assert not [given for _, given in page.elements if given.get("aria-label") == "KV cells over time"]
 
 
-def test_a_first_turn_waits_from_the_submission_of_its_package() -> None:
-    late = replace(TURN, package=1, submitted_s=4.0, admitted_s=4.0, first_token_s=4.5, last_token_s=5.0)
-    record = Record(MANIFEST, (*ROWS, late))
-    segments = data_of(Reader(report_html(record)))["lines"]["pooled"][1]["segments"]
-    assert segments[0] == ["queue", 0.0, 4.0, 1]
+def test_the_data_of_the_time_line_is_what_its_table_says() -> None:
+    chart = Reader(report_html(RECORD)).labelled("Packages over time: pooled")
+    assert chart["phases"] == ["queue", "prefill", "decode", "tools"]
+    assert chart["rows"] == ["0 delivered", "1 cross_talk"]
+    assert chart["segments"] == [
+        [0, 0, 0.0, 0.5, 1], [1, 0, 0.5, 1.0, 1], [2, 0, 1.0, 3.0, 1], [3, 0, 3.0, 3.5, 1],
+    ]  # fmt: skip
+
+
+def test_the_wait_for_a_held_turn_is_told_apart_from_the_queue() -> None:
+    held = replace(TURN, package=1, turn=1, submitted_s=4.0, admitted_s=6.0, first_token_s=6.5, last_token_s=7.0)
+    record = Record(MANIFEST, (*ROWS, replace(held, held_s=1.5)))
+    chart = Reader(report_html(record)).labelled("Packages over time: pooled")
+    assert "held" in chart["phases"]
+    of_second = [[chart["phases"][each[0]], *each[2:4]] for each in chart["segments"] if each[1] == 1]
+    assert of_second[:2] == [["queue", 4.0, 4.5], ["held", 4.5, 6.0]]

@@ -11,42 +11,31 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from polystem.cli.courier_rate import RateOfLate
+from polystem.cli.courier_watch import WatchProgress
+from polystem.clock import Clock
+from polystem.harness.arm_servers import ArmServers
 from polystem.harness.board import Board
 
 LINE_EVERY_S = 5.0
-RATE_WINDOW_S = 3.0
 
 
 class CourierProgress(Protocol):
-    """Told of every sample."""
+    """Told of every sample. `around` may look at the servers of the arms while they run."""
+
+    def around(self, servers: ArmServers, clock: Clock) -> ArmServers: ...
 
     def show(self, board: Board) -> None: ...
 
 
 @contextmanager
-def shown_progress(console: Console) -> Generator[CourierProgress, None, None]:
-    """Progress on a console, for as long as the block runs."""
+def shown_progress(console: Console, *, watch: bool = False) -> Generator[CourierProgress, None, None]:
+    """Progress on a console, for as long as the block runs; with `watch` also what the server tells of its fleet."""
     if not console.is_terminal:
-        yield LineProgress(console)
+        yield WatchProgress(console, None) if watch else LineProgress(console)
         return
     with Live("waiting for the server", console=console, refresh_per_second=4, transient=True) as live:
-        yield LiveProgress(live)
-
-
-class RateOfLate:
-    """Output tokens per second over the last few seconds, from samples of their count."""
-
-    def __init__(self) -> None:
-        self._board: Board | None = None
-        self._samples: list[tuple[float, int]] = []
-
-    def of(self, board: Board) -> float:
-        if board is not self._board:  # a sweep runs arms of one name one after the other
-            self._board, self._samples = board, []
-        self._samples.append((board.at_s, board.output_tokens))
-        self._samples = [each for each in self._samples if each[0] >= board.at_s - RATE_WINDOW_S]
-        (start_s, start), (end_s, end) = self._samples[0], self._samples[-1]
-        return (end - start) / (end_s - start_s) if end_s > start_s else 0.0
+        yield WatchProgress(console, live) if watch else LiveProgress(live)
 
 
 class LineProgress:
@@ -57,6 +46,10 @@ class LineProgress:
         self._rate = RateOfLate()
         self._board: Board | None = None
         self._told_s = 0.0
+
+    def around(self, servers: ArmServers, clock: Clock) -> ArmServers:
+        """The servers as they are."""
+        return servers
 
     def show(self, board: Board) -> None:
         rate_tps = self._rate.of(board)
@@ -79,6 +72,10 @@ class LiveProgress:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._rate = RateOfLate()
+
+    def around(self, servers: ArmServers, clock: Clock) -> ArmServers:
+        """The servers as they are."""
+        return servers
 
     def show(self, board: Board) -> None:
         counts, all_steps = board.counts(), board.packages * board.steps

@@ -75,6 +75,8 @@ delivers it with a door code that it was told once, at the start. Everything is 
 
   polystem courier run --mode replay --arm both --prefix-tokens 875 --turn-tokens 24:24 --repeats 5
 
+  polystem courier run --packages 32 --floor-tps 15 --watch
+
   polystem courier run --arm plain --base-url http://127.0.0.1:8000/v1 --model some-model
 
 In mode model the model decides each call. In mode replay all lengths are fixed in advance and equal in every arm: use
@@ -103,6 +105,9 @@ RepeatsFlag = Annotated[
 ]
 OutFlag = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
+]
+WatchFlag = Annotated[
+    bool, typer.Option("--watch", help="Show the fleet while it runs: each agent's rate, the floor, cells, queue.")
 ]
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
 
@@ -136,6 +141,7 @@ def run(
     foreign: ForeignFlag = "none",
     cells: CellsFlag = None,
     threads: ThreadsFlag = None,
+    watch: WatchFlag = False,
     json: JsonFlag = False,
 ) -> None:
     if repeats < 1:
@@ -168,7 +174,7 @@ def run(
     for folder in folders:
         _prepare(folder, overwrite=overwrite)
     codes = [
-        _run_once(replace(settings, arms=arms), target, folder, as_json=json)
+        _run_once(replace(settings, arms=arms), target, folder, watch=watch, as_json=json)
         for folder, arms in zip(folders, abba(settings.arms, repeats), strict=True)
     ]
     if repeats > 1 and len(settings.arms) > 1:
@@ -178,9 +184,9 @@ def run(
         raise typer.Exit(max(codes))
 
 
-def _run_once(settings: CourierSettings, target: Target, folder: Path, *, as_json: bool) -> int:
+def _run_once(settings: CourierSettings, target: Target, folder: Path, *, watch: bool, as_json: bool) -> int:
     """One run, its figures, and the exit code that it asks for."""
-    with shown_progress(Console(stderr=True)) as progress:
+    with shown_progress(Console(stderr=True), watch=watch) as progress:
         measure(settings, target, folder, progress)
     record = read_record(folder)
     summaries = summarise_all(record)

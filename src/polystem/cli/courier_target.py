@@ -45,7 +45,7 @@ async def _measured(settings: CourierSettings, target: Target, folder: Path, pro
     async with _servers(settings, target, folder, clock) as servers:
         await run_courier_on(
             settings,
-            servers,
+            progress.around(servers, clock),
             folder=folder,
             model=target.model if target.base_url else None,
             clock=clock,

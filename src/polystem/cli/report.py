@@ -1,27 +1,41 @@
-"""`polystem report`: a page from the record of a courier run."""
+"""`polystem report`: a page and a summary from what a courier command left behind."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polystem.errors import ConfigError
-from polystem.harness.record import read_record
-from polystem.report import report_html
+from polystem.errors import ConfigError, RecordError
+from polystem.harness.compare import COMPARISON_NAME, read_comparison
+from polystem.harness.record import MANIFEST_NAME, Record, read_record
+from polystem.harness.sweep_record import SWEEP_NAME, Sweep, read_sweep
+from polystem.report import (
+    comparison_html,
+    comparison_markdown,
+    report_html,
+    summary_markdown,
+    sweep_html,
+    sweep_markdown,
+)
 
 PAGE_NAME = "report.html"
-HELP = """Make one HTML page of the record that `polystem courier run` left in DIR, and print its path.
+HELP = """Make one HTML page of what a courier command left in DIR, and print its path.
 
-The page holds its data, scripts and styles; it opens without a network and reads without scripts.
+DIR is the folder of a run, of a sweep, or of a comparison that was kept with --out. The page holds its data, scripts
+and styles; it opens without a network and reads without scripts. Beside it goes a summary in Markdown, to paste into a
+model card.
 
   polystem report first
 
-  polystem report first --out page.html
+  polystem report sweep --out page.html
 """
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The folder of a run, a sweep or a comparison.", show_default=False)
+]
 OutFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default=f"DIR/{PAGE_NAME}")]
 
 
@@ -31,11 +45,49 @@ def register(app: typer.Typer) -> None:
 
 
 def report(folder: FolderArgument, out: OutFlag = None) -> None:
-    """Prints the path of the page."""
-    page = report_html(read_record(folder))
+    """Prints the path of the page; that of the summary goes to stderr."""
+    page, summary = _made(folder)
     path = folder / PAGE_NAME if out is None else out
+    beside = path.with_suffix(".md")
+    _write(path, page)
+    _write(beside, summary)
+    print(path)
+    print(f"summary in {beside}", file=sys.stderr)
+
+
+def _made(folder: Path) -> tuple[str, str]:
+    """The page and the summary of whatever the folder holds."""
+    if (folder / SWEEP_NAME).exists():
+        sweep = read_sweep(folder)
+        return sweep_html(sweep, _first_runs(folder, sweep)), sweep_markdown(sweep)
+    if (folder / COMPARISON_NAME).exists():
+        found = read_comparison(folder)
+        return comparison_html(found), comparison_markdown(found)
+    if not (folder / MANIFEST_NAME).exists():
+        _point_to_runs(folder)
+    record = read_record(folder)
+    return report_html(record), summary_markdown(record)
+
+
+def _first_runs(folder: Path, sweep: Sweep) -> dict[float, Record]:
+    """The record of each floor's first run, as far as it is still there."""
+    runs = sorted(sweep.runs, key=lambda run: run.repeat, reverse=True)
+    folders = {run.floor_tps: folder / run.folder for run in runs}
+    return {floor: read_record(each) for floor, each in folders.items() if (each / MANIFEST_NAME).exists()}
+
+
+def _point_to_runs(folder: Path) -> None:
+    """Raises RecordError for a folder of runs, naming them."""
+    runs = sorted(each.parent for each in folder.glob(f"*/{MANIFEST_NAME}"))
+    if runs:
+        raise RecordError(
+            f"{folder} holds {len(runs)} runs and no record of its own",
+            hint=f"name one of them, for example {runs[0]}, or compare two arms with `polystem courier compare`",
+        )
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(page, "utf-8")
+        path.write_text(text, "utf-8")
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror or exc}") from exc
-    print(path)

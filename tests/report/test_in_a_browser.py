@@ -1,0 +1,40 @@
+"""The page in a real browser, where there is one: every picture is drawn, nothing is thrown, nothing is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polystem.report import comparison_html, report_html, sweep_html
+from tests.report.synthetic import SIX_ARMS, synthetic_record
+from tests.report.test_compare_page import FOUND
+from tests.report.test_sweep_page import PLAN, SWEEP
+from tools.look_at_report import SCROLL, browser, chromium_here
+
+CHROMIUM = chromium_here()
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; name one in POLYSTEM_CHROMIUM"),
+]
+PAGES = {
+    "run": lambda: report_html(synthetic_record(24, 6, SIX_ARMS, drop_every=7)),
+    "no floor": lambda: report_html(synthetic_record(1, 5, floor_tps=None)),
+    "sweep": lambda: sweep_html(SWEEP, {floor: synthetic_record(4, 5, floor_tps=10.0) for floor in PLAN.floors_tps}),
+    "comparison": lambda: comparison_html(FOUND),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width_px", [390, 1280])
+async def test_every_picture_is_drawn_without_a_complaint(name: str, width_px: int, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(PAGES[name](), "utf-8")
+    assert CHROMIUM is not None
+    async with browser(CHROMIUM) as page:
+        await page.open(path.as_uri(), width_px=width_px, dark=width_px == 390)
+        assert await page.value_of(SCROLL) == []
+        assert await page.value_of("document.documentElement.scrollWidth") <= width_px
+        assert await page.value_of("document.querySelectorAll('section > details[open]').length") == 0
+        assert page.complaints == []
+        assert [url for url in page.asked if not url.startswith(("file:", "data:"))] == []
