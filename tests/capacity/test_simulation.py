@@ -184,7 +184,7 @@ def test_those_who_come_back_when_told_are_all_served() -> None:
 
 
 def test_arrivals_over_time_are_let_in_in_their_order() -> None:
-    workers = couriers(40, turns=4, arrivals=poisson_times(40, 1.0))
+    workers = couriers(40, turns=4, arrivals=poisson_times(40, 2.0))
     simulation = Simulation(workers, settings=KEEPS)
     assert simulation.run().lost == ()
     let_in = [(agent.admitted_at or 0.0, agent.plan.arrives_at) for agent in simulation.agents.values()]
