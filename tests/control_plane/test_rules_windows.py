@@ -253,3 +253,17 @@ async def test_rule_windows_never_come_to_more_than_there_is() -> None:
             )
             assert window_sum(stage) <= 8192 - 1600
         assert window_sum(stage) > 8192 - 1600 - 1024
+
+
+async def test_rule_a_pool_made_before_its_owners_first_turn_is_attached_and_goes_with_it() -> None:
+    async with staged() as stage:
+        pool = await layer_of(stage.client, "task-1")
+        assert "warning" in pool, "nobody pays for it yet"
+        first = await worker_turn(stage.client, "task-1", pool["pool_id"], num_ctx=4096, num_ctx_min=1024)
+        assert (first.window, first.attached_whole) == (4096, True)
+        row = await stage.client.allocation("task-1")
+        assert row is not None
+        assert row["used"] < pool["prefix_len"], "its window is a private budget above what is shared"
+        await stage.client.close("task-1")
+        kv = await stage.client.kv()
+        assert (kv["cells_used"], kv["allocations"], await stage.client.pools()) == (0, [], {})
