@@ -10,7 +10,8 @@ import orjson
 import uvicorn
 
 from polystem.clock import SystemClock
-from polystem.engine.scripted import Answer, ScriptedEngine
+from polystem.engine.protocol import CellEngine
+from polystem.engine.scripted import Answer
 from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.messages import Prompt, Request, ToolCall
 from polystem.serve.app import build_app
@@ -29,7 +30,7 @@ def courier(request: Request, _prompt: Prompt) -> Answer:
 
 @asynccontextmanager
 async def served(
-    engine: ScriptedEngine, *, auto_pool: bool = False, floor: FloorSettings | None = None
+    engine: CellEngine, *, auto_pool: bool = False, floor: FloorSettings | None = None
 ) -> AsyncGenerator[str, None]:
     """Polystem's server around an engine, on a free port."""
     settings = ServeSettings(port=0)

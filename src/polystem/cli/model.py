@@ -12,7 +12,8 @@ from polystem.engine.machine import this_machine
 
 QUANTIZE_HELP = f"""Write a model file in another weight type, with llama.cpp's own quantiser, and print its path.
 
-Types, largest first: {", ".join(FILE_TYPE_IDS)}.
+Types, largest first: {", ".join(FILE_TYPE_IDS)}. The last two are ternary. Each may end in -pure: every matrix in that
+type, also those for which llama.cpp would take a finer one.
 
   polystem model quantize my-model-f16.gguf Q4_K_M --out my-model-q4.gguf
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import comb
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -21,12 +20,12 @@ from polystem.harness.rates import decode_windows, strict_tps
 from polystem.harness.record import Record, built, json_object
 from polystem.harness.rows import PackageRow, TurnRow
 from polystem.harness.sides import Repeats, differences, unequal_work
+from polystem.harness.verdict import ALPHA, mcnemar
 
 __all__ = ["COMPARISON_NAME", "compare", "read_comparison", "write_comparison"]
 
 COMPARISON_NAME = "compare.json"
 COMPARISON_VERSION = 1
-ALPHA = 0.05
 Better: TypeAlias = Literal["less", "more"]
 
 
@@ -180,21 +179,15 @@ def _delivered(a: Repeats, b: Repeats) -> DeliveredPairs:
     both = ours.keys() & theirs.keys()
     lost = sum(theirs[key] and not ours[key] for key in both)
     won = sum(ours[key] and not theirs[key] for key in both)
-    p_value = _mcnemar(lost, won)
+    p_value = mcnemar(lost, won)
     return DeliveredPairs(
         both=sum(ours[key] and theirs[key] for key in both),
         neither=sum(not ours[key] and not theirs[key] for key in both),
         lost=lost,
         won=won,
         p_value=p_value,
-        verdict="DEGRADED" if p_value < ALPHA else "NOT DISTINGUISHED",
+        verdict="DEGRADED" if p_value <= ALPHA else "NOT DISTINGUISHED",
     )
-
-
-def _mcnemar(lost: int, won: int) -> float:
-    """One-sided and exact: P(Bin(lost + won, 1/2) >= lost)."""
-    n = lost + won
-    return sum(comb(n, k) for k in range(lost, n + 1)) / 2**n
 
 
 def _cautions(a: Repeats, b: Repeats, paired_by: PairedBy) -> tuple[str, ...]:

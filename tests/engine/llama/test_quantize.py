@@ -52,3 +52,20 @@ def test_without_a_target_the_file_is_made_once(
     assert quantized(bundled_model, "Q4_0") == first
     assert first.stat().st_mtime_ns == made_at
     assert first.parent == tmp_path / "models"
+
+
+def test_a_pure_type_is_taken_for_every_matrix(bundled_model: Path, tmp_path: Path) -> None:
+    mixed = quantized(bundled_model, "Q2_K", tmp_path / "mixed.gguf")
+    pure = quantized(bundled_model, "Q2_K-pure", tmp_path / "pure.gguf")
+    assert pure.stat().st_size < mixed.stat().st_size
+    with pytest.raises(ConfigError, match="'Q9-pure' does not exist") as caught:
+        quantized(bundled_model, "Q9-pure")
+    assert "each may end in -pure" in str(caught.value.hint)
+
+
+def test_without_a_target_a_source_of_that_type_is_the_answer_itself(
+    bundled_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantizing, "cache_folder", lambda: tmp_path)
+    assert quantized(bundled_model, "f16") == bundled_model
+    assert quantized(bundled_model, "F16-pure") != bundled_model

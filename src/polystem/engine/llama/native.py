@@ -442,14 +442,15 @@ def _context_params(settings: LlamaSettings, batch_tokens: int) -> Any:
     return params
 
 
-def quantize(source: Path, target: Path, type_id: int, *, threads: int) -> None:
-    """Writes `source` to `target` in another weight type. Raises ModelFileError."""
+def quantize(source: Path, target: Path, type_id: int, *, threads: int, pure: bool = False) -> None:
+    """Writes `source` to `target` in another weight type, `pure` for every matrix. Raises ModelFileError."""
     log = open_library()
     _check_gguf(source)
     log.errors.clear()
     params = _ll.llama_model_quantize_default_params()
     params.ftype = type_id
     params.nthread = threads
+    params.pure = pure
     params.allow_requantize = False
     status = _ll.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if status != 0:
