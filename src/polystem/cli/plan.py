@@ -42,7 +42,7 @@ and kept, by the gate's rules for workers that have grown to their size, with it
 A worker shares a prefix of P tokens, holds S cells of its own, decodes L tokens a turn, and then works in its tools for
 Z seconds. Two rules come from the floor: streams are under it for at most 5 percent of their time, and even if all
 decoded at once nobody would fall below half of it. Two come from the engine: cells, and sequences. The gate may stop
-earlier, for contexts that grow fast or where one more would slow all together by far.
+earlier, for contexts that grow fast or where one more would slow all together.
 """
 
 ModelFlag = Annotated[str, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
