@@ -378,7 +378,7 @@ class Fleet:
         engine = self.engine.statistics()
         if self._dropper.busy or engine.boot != self._supervisor.boot or engine.state != "ready":
             return
-        assert engine.cells_used <= self._ledger.cells_total - self._ledger.bookable().cells
+        assert engine.cells_used <= sum(self._ledger.charges().values())
         if not self._turns and all(pool.state != "building" for pool in self._ledger.tree.listed()):
             assert engine.cells_used == self._ledger.held_cells
             assert engine.sequences_used == self._ledger.sequences_held

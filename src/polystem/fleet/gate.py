@@ -270,7 +270,7 @@ class CellGate:
         reclaimed = self._best_case(booking, running_ends=False)
         if window is not None and booking.room.cells > reclaimed.cells:
             return self._window_full(booking, window, reclaimed.cells)
-        if booking.room.cells <= free.cells and booking.room.sequences > free.sequences:
+        if booking.room.cells <= reclaimed.cells and booking.room.sequences > free.sequences:
             return SequencesExhausted(limit=self._ledger.sequences_total)
         return CellsExhausted(
             needed_cells=booking.room.cells, free_cells=free.cells, total_cells=self._ledger.cells_total
