@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from polystem.report import comparison_html, report_html, sweep_html
 from tests.report.synthetic import SIX_ARMS, synthetic_record
 from tests.report.test_compare_page import FOUND
 from tests.report.test_sweep_page import PLAN, SWEEP
-from tools.look_at_report import SCROLL, browser, chromium_here
+from tools.look_at_report import CHROMIUM as NAMED_IN
+from tools.look_at_report import SCROLL, browser
 
-CHROMIUM = chromium_here()
+CHROMIUM = os.environ.get(NAMED_IN)
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; name one in POLYSTEM_CHROMIUM"),
+    pytest.mark.skipif(CHROMIUM is None, reason="names no Chromium in POLYSTEM_CHROMIUM"),
 ]
 PAGES = {
     "run": lambda: report_html(synthetic_record(24, 6, SIX_ARMS, drop_every=7)),

@@ -16,6 +16,7 @@ const polystemCharts = (() => {
     type: "value", name: axis.name, nameLocation: "middle", nameGap: 32, scale: axis.least === null,
     min: axis.least === null ? null : axis.least, max: axis.most === null ? null : axis.most,
     minInterval: axis.whole ? 1 : 0, splitNumber: narrow ? 4 : 6,
+    interval: axis.most === null ? undefined : axis.most / (narrow ? 4 : 5),
     nameTextStyle: { color: colour("soft"), fontSize: 12 },
     axisLabel: {
       color: colour("soft"), hideOverlap: true,
@@ -39,11 +40,11 @@ const polystemCharts = (() => {
   const tooltip = (more) => ({ ...frame({}).tooltip, ...more });
 
   // A line of its own for the rules, so that they stay when others are switched off, and that the axes reach them.
-  const ruled = (rules, anchor) =>
+  const ruled = (rules, [anchorX, anchorY], upright = "end") =>
     rules.length === 0 ? []
       : [{
         type: "line", name: "", silent: true, symbol: "none", lineStyle: { opacity: 0 },
-        data: rules.map((rule) => (rule.across === "y" ? [anchor, rule.at] : [rule.at, 0])),
+        data: rules.map((rule) => (rule.across === "y" ? [anchorX, rule.at] : [rule.at, anchorY])),
         markLine: {
           silent: true, symbol: "none", lineStyle: { color: colour("floor"), type: "solid", width: 1.5 },
           data: rules.map((rule) => ({
@@ -51,7 +52,7 @@ const polystemCharts = (() => {
             lineStyle: { type: rule.word.startsWith("floor") || rule.word === "1" ? "solid" : "dashed" },
             label: {
               formatter: () => rule.word, color: colour("floor"), distance: 4, fontWeight: 600,
-              backgroundColor: colour("paper"), padding: [1, 4], position: rule.across === "y" ? "insideEndTop" : "end",
+              backgroundColor: colour("paper"), padding: [1, 4], position: rule.across === "y" ? "insideEndTop" : upright,
             },
           })),
         },
@@ -86,7 +87,7 @@ const polystemCharts = (() => {
   };
 
   const lines = (chart, narrow) => {
-    const anchor = chart.lines.flatMap((line) => line.points.map((at) => at[0]))[0] ?? 0;
+    const anchor = chart.lines.flatMap((line) => line.points).find((at) => at[1] !== null) || [0, 0];
     return frame({
       grid: { left: 70, right: chart.right ? 56 : 22, top: 22, bottom: 52 },
       tooltip: tooltip({ trigger: "axis", formatter: linesTip(chart) }),
@@ -154,7 +155,7 @@ const polystemCharts = (() => {
         type: "bar", name: part.name, stack: chart.stacked ? "all" : undefined, barMaxWidth: 26, itemStyle: { color: colour(part.hue) },
         data: part.values,
       })),
-      ...ruled(chart.rules, 0),
+      ...ruled(chart.rules, [0, 0]),
     ],
   });
 
@@ -181,7 +182,7 @@ const polystemCharts = (() => {
         },
         labelLayout: { moveOverlap: "shiftY" },
       },
-      ...ruled(chart.rules, (chart.dots[0] || { x: 0 }).x),
+      ...ruled(chart.rules, chart.dots.length ? [chart.dots[0].x, chart.dots[0].y] : [0, 0]),
     ],
   });
 
@@ -201,7 +202,7 @@ const polystemCharts = (() => {
     const ends = chart.rows.flatMap((row) => [row.value, row.low ?? row.value, row.high ?? row.value, 1]);
     const spare = Math.max(0.02, (Math.max(...ends) - Math.min(...ends)) * 0.08);
     return frame({
-      grid: { left: narrow ? 120 : 200, right: 22, top: 22, bottom: 52 },
+      grid: { left: narrow ? 120 : 290, right: 22, top: 22, bottom: 52 },
       tooltip: tooltip({
         formatter: (at) => {
           const row = chart.rows[at.dataIndex];
@@ -215,12 +216,12 @@ const polystemCharts = (() => {
       yAxis: {
         type: "category", inverse: true, data: chart.rows.map((_, row) => row), axisTick: { show: false },
         axisLine: { show: false }, splitLine: { show: false },
-        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => short(chart.rows[row].name, narrow ? 17 : 30) },
+        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => (narrow ? short(chart.rows[row].name.split(" (")[0], 17) : short(chart.rows[row].name, 44)) },
       },
       series: [
         { type: "custom", name: "interval", renderItem: whisker(chart), encode: { x: 0, y: 1 }, data: chart.rows.map((row, at) => [row.value, at]) },
         { type: "scatter", name: "ratio", symbolSize: 10, itemStyle: { color: colour("decode") }, data: chart.rows.map((row, at) => [row.value, at]) },
-        ...ruled([{ across: "x", at: 1, word: "1" }], 0),
+        ...ruled([{ across: "x", at: 1, word: "1" }], [0, 0], "start"),
       ],
     });
   };
