@@ -192,9 +192,9 @@ def let(actions: list[Action]) -> list[str]:
     return [action.worker for action in actions if isinstance(action, Let)]
 
 
-def filled(count: int, **more: float) -> Stage:
+def filled(count: int, *, machine: Coefficients | None = None, **more: float) -> Stage:
     """A stage on which so many workers decode, all settled, the model having seen it."""
-    stage = Stage(samples=60, **more)  # type: ignore[arg-type]
+    stage = Stage(samples=60, machine=machine, **more)  # type: ignore[arg-type]
     for index in range(count):
         stage.arrive(f"w{index}")
     stage.passes(20.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from polystem.capacity.margin import GAIN, LEAST, MOST, MOST_ALLOWED, TurnMargin
 
 
-def looked(margin: TurnMargin, rates: list[float | None], begin_s: float = 0.0) -> TurnMargin:
+def looked(margin: TurnMargin, rates: Sequence[float | None], begin_s: float = 0.0) -> TurnMargin:
     for index, rate_tps in enumerate(rates):
         margin.look(rate_tps, 10.0, begin_s + 0.1 * index)
     return margin

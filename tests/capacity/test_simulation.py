@@ -152,6 +152,23 @@ def test_where_every_stream_reads_every_cell_fewer_are_faster_and_so_is_the_gate
     assert ours.wall_s < crowded.wall_s
 
 
+def test_where_what_was_left_behind_is_read_as_well_few_are_let_in_and_hardly_a_turn_is_held() -> None:
+    """Sixteen at once, whose contexts grow twentyfold. The gate starts cold, and workers of all ages leave cells behind
+    that are read until others take them: that is what it takes longer than six at a time, who come and go together."""
+    machine = Coefficients(0.0005, 0.0001, 5e-7, 0.00012, 5e-8)
+    engine = SimEngine(machine, noise=0.1, pool_cells=875, cells_total=40_000, one_row=True)
+    workers = fleet(
+        16, turns=12, output_tokens=constant(80), think_s=constant(0.03), prompt_tokens=60, result_tokens=25, seed=1
+    )
+    settings = GateSettings(policy=FloorPolicy(floor_tps=86.8))
+    ours = Simulation(workers, settings=settings, engine=engine).run()
+    fixed = Simulation(workers, settings=GateSettings(max_workers=6), engine=engine, floor_tps=86.8).run()
+    assert ours.lost == ()
+    assert ours.shares.under <= 0.05
+    assert ours.wall_s <= 1.25 * fixed.wall_s
+    assert ours.held_s < ours.wall_s
+
+
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 

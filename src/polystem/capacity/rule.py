@@ -150,8 +150,9 @@ class FloorRule:
         return all(self._fleet_tps(state, fewer) <= least_tps for fewer in others)
 
     def _fleet_tps(self, state: GateState, workers: int) -> float:
-        """What so many decode together on the way, at the mean of its cells."""
-        return state.forecast.fleet_tps(workers, sum(self._extra_cells(state, workers)) // MOMENTS)
+        """What so many decode together on the way, at the most of its cells: in one buffer, what those leave who go is
+        read on until others have taken it."""
+        return state.forecast.fleet_tps(workers, max(self._extra_cells(state, workers)))
 
     def _extra_cells(self, state: GateState, workers: int) -> tuple[int, ...]:
         """Cells read beyond those of now, on the way, with so many workers at the rate of now."""
