@@ -87,7 +87,7 @@ def test_everything_is_shown_and_the_slowest_agent_comes_first() -> None:
     for expected in (
         "2 delivered, 1 dropped, of 8",
         "3 live, 4 queued, 1 held, 2 decoding, 1 foreign",
-        "55 tokens/s in all, slowest 12.0",
+        "55 tokens/s in all, 25.0 a stream, slowest 12.0",
         "20 tokens/s: 1 of 2 under it now; predicted 3.0% of time under it",
         "400 of 1000 cells, 2.00x fewer than naive",
         "nobody more",
@@ -107,9 +107,19 @@ def test_many_agents_fit_the_terminal_and_those_left_out_are_counted(height: int
     streams = tuple(Stream(f"agent-{tps}", float(tps), active=True, context_tokens=1) for tps in range(10, 110))
     text = drawn(WatchView(BOARD, replace(TOLD, streams=streams), 55.0), width=80, height=height)
     shown = [line for line in text.splitlines() if "agent-" in line]
-    assert f"{100 - len(shown)} faster ones" in text
+    assert f"{100 - len(shown)} more" in text
     assert len(text.splitlines()) <= height + 2
     assert "agent-10 " in shown[0]
+
+
+def test_agents_whose_rate_is_not_known_yet_come_last_and_are_under_no_floor() -> None:
+    begun = Stream("just begun", 0.0, active=True, context_tokens=1234)
+    text = drawn(WatchView(BOARD, replace(TOLD, streams=(begun, *TOLD.streams)), 55.0), width=100)
+    assert text.index("fast") < text.index("just begun")
+    assert "1 of 2 under it now" in text
+    only = drawn(WatchView(BOARD, replace(TOLD, streams=(begun,)), 55.0), width=100)
+    assert "slowest -" in only
+    assert "just begun" in only
 
 
 def test_without_a_server_that_tells_the_harness_still_does() -> None:

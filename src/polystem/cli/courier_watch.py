@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -74,7 +75,7 @@ async def read_server(client: RemoteClient) -> ServerTold:
     floor, workers, room = (_part(capacity, name) for name in ("floor", "workers", "admissible"))
     return ServerTold(
         floor_tps=_number(floor, "floor_tps"),
-        mean_tps=_number(floor, "mean_active_tps"),
+        mean_tps=_number(floor, "measured_tps") or _number(floor, "mean_active_tps"),
         share_now=_number(floor, "share_now"),
         binding=str(room["binding"]) if room.get("binding") else None,
         queued=_count(workers, "queued"),
@@ -209,7 +210,7 @@ class WatchView:
         floor = "no floor" if server.floor_tps is None else f"floor {server.floor_tps:g}"
         return (
             f"{board.arm} {board.at_s:.0f} s: {board.delivered} delivered, {board.dropped} dropped of {board.packages}"
-            f"; workers {self._workers()}; {self.output_tps:.0f} tokens/s in all, slowest {self._slowest()}, {floor}; "
+            f"; workers {self._workers()}; {self._rates()}, {floor}; "
             f"{self._cells()}"
         )
 
@@ -228,7 +229,7 @@ class WatchView:
         table.add_row("packages", done)
         table.add_row("steps", bar)
         table.add_row("workers", self._workers())
-        table.add_row("rate", f"{self.output_tps:.0f} tokens/s in all, slowest {self._slowest()}")
+        table.add_row("rate", self._rates())
         table.add_row("floor", self._floor())
         table.add_row("cells", self._cells())
         if server.binding is not None:
@@ -243,21 +244,29 @@ class WatchView:
         return f"{server.live} live, {server.queued} queued, {server.held} held, {server.decoding} decoding{foreign}"
 
     def _active(self) -> list[Stream]:
-        return sorted((each for each in self.server.streams if each.active and each.tps > 0), key=lambda each: each.tps)
+        """Streams that run, the slowest first; those whose rate is not known yet, as of turns just begun, come last."""
+        return sorted((each for each in self.server.streams if each.active), key=lambda each: each.tps or inf)
+
+    def _known(self) -> list[Stream]:
+        return [each for each in self._active() if each.tps > 0]
+
+    def _rates(self) -> str:
+        mean = "" if self.server.mean_tps is None else f", {self.server.mean_tps:.1f} a stream"
+        return f"{self.output_tps:.0f} tokens/s in all{mean}, slowest {self._slowest()}"
 
     def _slowest(self) -> str:
-        active = self._active()
-        return f"{active[0].tps:.1f}" if active else "-"
+        known = self._known()
+        return f"{known[0].tps:.1f}" if known else "-"
 
     def _floor(self) -> Text:
         floor_tps = self.server.floor_tps
         if floor_tps is None:
             return Text("none is set, or none is told")
-        active = self._active()
-        under = sum(each.tps < floor_tps for each in active)
+        known = self._known()
+        under = sum(each.tps < floor_tps for each in known)
         share = "" if self.server.share_now is None else f"; predicted {self.server.share_now:.1%} of time under it"
         return Text(
-            f"{floor_tps:g} tokens/s: {under} of {len(active)} under it now{share}", style="red" if under else ""
+            f"{floor_tps:g} tokens/s: {under} of {len(known)} under it now{share}", style="red" if under else ""
         )
 
     def _cells(self) -> str:
@@ -275,7 +284,7 @@ class WatchView:
         active = self._active()
         if not active:
             return Text("")
-        most_tps = max(active[-1].tps, self.server.floor_tps or 0.0)
+        most_tps = max(*(each.tps for each in active), self.server.floor_tps or 0.0)
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         table.add_column("agent", overflow="ellipsis", no_wrap=True, max_width=14 if narrow else 32)
         table.add_column("tokens/s", justify="right")
@@ -287,17 +296,19 @@ class WatchView:
             cells = [Text(each.session_id), self._tps(each), Text(str(each.context_tokens))]
             table.add_row(*cells, *(() if narrow else (self._bar(each, most_tps),)))
         if len(shown) < len(active):
-            table.add_row(Text(f"{len(active) - len(shown)} faster ones"), "", "", *(() if narrow else ("",)))
+            table.add_row(Text(f"{len(active) - len(shown)} more"), "", "", *(() if narrow else ("",)))
         return table
 
     def _tps(self, stream: Stream) -> Text:
-        return Text(f"{stream.tps:.1f}", style=self._style(stream))
+        return Text(f"{stream.tps:.1f}", style=self._style(stream)) if stream.tps > 0 else Text("-")
 
     def _style(self, stream: Stream) -> str:
         return "red" if self.server.floor_tps is not None and stream.tps < self.server.floor_tps else "green"
 
     def _bar(self, stream: Stream, most_tps: float) -> Text:
-        """A bar as long as the rate, with the floor marked on it."""
+        """A bar as long as the rate, with the floor marked on it; nothing while the rate is not known."""
+        if stream.tps <= 0:
+            return Text("")
         length = round(BAR_CELLS * stream.tps / most_tps)
         marks = list("█" * length + "·" * (BAR_CELLS - length))
         if self.server.floor_tps is not None:

@@ -159,6 +159,11 @@ const polystemCharts = (() => {
     ],
   });
 
+  const leansLeft = (chart, dot) => {
+    const across = chart.dots.map((each) => each.x);
+    return dot.x > (Math.min(...across) + Math.max(...across)) / 2;
+  };
+
   const dots = (chart, narrow) => frame({
     tooltip: tooltip({
       formatter: (at) => (at.seriesType === "scatter"
@@ -173,7 +178,7 @@ const polystemCharts = (() => {
       },
       {
         type: "scatter", name: "arms", symbolSize: 13, data: chart.dots.map((dot) => ({
-          value: [dot.x, dot.y],
+          value: [dot.x, dot.y], label: { position: leansLeft(chart, dot) ? "left" : "right" },
           itemStyle: dot.filled ? { color: colour(dot.hue) } : { color: "transparent", borderColor: colour(dot.hue), borderWidth: 2 },
         })),
         label: {

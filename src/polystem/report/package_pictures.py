@@ -21,8 +21,6 @@ TABLE_PACKAGES = 1_000
 FAILURE_ROWS = 200
 DROP_HUES = (7, 1, 3, 5, 4, 6)
 """Colours of causes; none looks like that of a delivery."""
-DROP_HUES = (7, 1, 3, 5, 4, 6)
-"""Colours of causes; none looks like that of a delivery."""
 PHASE_MEANING = (
     "Waiting until its turn is let in (queue), waiting though it was let in (held), prefill, decode, tools. Gaps are "
     "the harness itself, and waits between attempts."
