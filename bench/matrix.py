@@ -37,6 +37,7 @@ STEPS = {True: 4, False: 12}
 REPLAYS = {True: 2, False: 16}
 PREFIX_TOKENS = 1216
 SEED = 5
+TURN_LIMIT_S = 3600.0  # a machine that is busy, or sleeps, starves nobody
 
 
 def matrix_of(arguments: Arguments) -> tuple[Matrix, Mapping[str, Path]]:
@@ -53,6 +54,7 @@ def matrix_of(arguments: Arguments) -> tuple[Matrix, Mapping[str, Path]]:
         prefix_tokens=PREFIX_TOKENS,
         max_errors=1,
         tool_delay_s=(0, 0),
+        turn_limit_s=TURN_LIMIT_S,
     )
     plan = MatrixPlan(
         quants=QUANTS[quick],
