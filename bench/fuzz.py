@@ -24,7 +24,7 @@ from bench.fuzz_parts import ENGINE, Tally, against_llama, described, hostile, s
 from bench.models import NANO, model_path
 from bench.record import Arguments, Figure, Goal, Model, hand_in, read_arguments, tell
 
-FULL = {"described": 14_000, "sequences": 28_000, "hostile": 6_000, "llama": 3_000}
+FULL = {"described": 9_000, "sequences": 33_000, "hostile": 6_000, "llama": 3_000}
 QUICK = {"described": 800, "sequences": 1_500, "hostile": 400, "llama": 300}
 SHOWN_FAULTS = 40
 NONE = Goal("==", 0)
