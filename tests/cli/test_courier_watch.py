@@ -122,6 +122,13 @@ def test_agents_whose_rate_is_not_known_yet_come_last_and_are_under_no_floor() -
     assert "just begun" in only
 
 
+def test_of_long_names_the_end_is_shown_since_there_they_differ() -> None:
+    streams = tuple(Stream(f"courier-1a22f2031c6-pooled-{n}", 25.0, active=True, context_tokens=1) for n in (10, 11))
+    text = drawn(WatchView(BOARD, replace(TOLD, streams=streams), 55.0), width=44)
+    assert "pooled-10 " in text
+    assert "pooled-11 " in text
+
+
 def test_without_a_server_that_tells_the_harness_still_does() -> None:
     text = drawn(WatchView(BOARD, ServerTold(), 55.0), width=80)
     assert "1 waiting, 0 decoding, 1 in tools" in text

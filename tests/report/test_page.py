@@ -185,6 +185,7 @@ def test_text_from_the_record_cannot_become_markup(evil: str) -> None:
     assert count[0] == count[1]
     assert spoiled.labelled(f"Packages over time: {evil}")["rows"][1] == f"1 {evil}"
     assert evil in spoiled.text
+    assert not set("<>&\u2028") & set(spoiled.scripts[0]), "nothing in the data can end its element"
 
 
 def test_a_server_without_cells_has_a_note_instead_of_a_picture_of_them() -> None:

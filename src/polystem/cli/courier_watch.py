@@ -36,6 +36,8 @@ NARROW_COLUMNS = 64
 HEAD_LINES = 9
 BAR_CELLS = 20
 LEAST_ROWS = 3
+NAME_COLUMNS = {False: 32, True: 14}
+"""Of an agent's name, wide and narrow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +266,9 @@ class WatchView:
             return Text("none is set, or none is told")
         known = self._known()
         under = sum(each.tps < floor_tps for each in known)
+        now = f"{under} of {len(known)} under it now" if known else "no agent's rate is known yet"
         share = "" if self.server.share_now is None else f"; predicted {self.server.share_now:.1%} of time under it"
-        return Text(
-            f"{floor_tps:g} tokens/s: {under} of {len(known)} under it now{share}", style="red" if under else ""
-        )
+        return Text(f"{floor_tps:g} tokens/s: {now}{share}", style="red" if under else "")
 
     def _cells(self) -> str:
         told = self.board.cells
@@ -286,14 +287,18 @@ class WatchView:
             return Text("")
         most_tps = max(*(each.tps for each in active), self.server.floor_tps or 0.0)
         table = Table(box=None, padding=(0, 1), pad_edge=False)
-        table.add_column("agent", overflow="ellipsis", no_wrap=True, max_width=14 if narrow else 32)
+        table.add_column("agent", overflow="ellipsis", no_wrap=True, max_width=NAME_COLUMNS[narrow])
         table.add_column("tokens/s", justify="right")
         table.add_column("context", justify="right")
         if not narrow:
             table.add_column("against the floor")
         shown = active if len(active) <= rows else active[: rows - 1]
         for each in shown:
-            cells = [Text(each.session_id), self._tps(each), Text(str(each.context_tokens))]
+            cells = [
+                Text(_ending(each.session_id, NAME_COLUMNS[narrow])),
+                self._tps(each),
+                Text(str(each.context_tokens)),
+            ]
             table.add_row(*cells, *(() if narrow else (self._bar(each, most_tps),)))
         if len(shown) < len(active):
             table.add_row(Text(f"{len(active) - len(shown)} more"), "", "", *(() if narrow else ("",)))
@@ -314,3 +319,8 @@ class WatchView:
         if self.server.floor_tps is not None:
             marks[min(BAR_CELLS - 1, round(BAR_CELLS * self.server.floor_tps / most_tps))] = "│"
         return Text("".join(marks), style=self._style(stream))
+
+
+def _ending(name: str, columns: int) -> str:
+    """The end of a name that is too long: there the names of a run's agents differ."""
+    return name if len(name) <= columns else f"…{name[1 - columns :]}"
