@@ -41,7 +41,11 @@ class PlayedServers:
 
     @asynccontextmanager
     async def serving(self, arm: ArmPlan, floor_tps: float | None) -> AsyncGenerator[ServedArm, None]:
-        server = CourierServer() if self._model.endswith("f16.gguf") else CourierServer(chat=lambda *_: said_text("hm"))
+        server = (
+            CourierServer()
+            if self._model.endswith("f16.gguf")
+            else CourierServer(chat=lambda _body, _number: said_text("hm"))
+        )
         async with server.serve() as url, RemoteClient(url) as client:
             yield ServedArm(client, "none", floor_tps, arm.workers)
 

@@ -51,6 +51,7 @@ def witnessed(given: Answer | None, **body: Any) -> Witness:
     witness = Witness()
     key = witness.sent({"messages": ORDER, "session_id": "courier-1-pooled-0", "pool_id": 3, "model": "m", **body})
     assert key == (0, 0)
+    assert key is not None
     if given is not None:
         witness.answered(key, given)
     return witness

@@ -127,15 +127,16 @@ def failed_turns(witness: Witness, record: Record, packages: Sequence[Package]) 
 
 def judge(answer: Answer, package: Package, step: int, owners: Owners) -> tuple[Outcome, str]:
     """What an answer is, held against the call that is due at a step, and what it says."""
-    said = " ".join(f"{call.name} {call.arguments_json}" for call in answer.tool_calls) or answer.text
+    calls = list(answer.tool_calls)
+    said = " ".join(f"{call.name} {call.arguments_json}" for call in calls) or answer.text
     came = said[:TOLD_CHARACTERS]
     if answer.finish_reason == "length":
         return "length_cap", came
-    if not answer.tool_calls:
+    if not calls:
         return "parse", came
-    if len(answer.tool_calls) > 1:
+    if len(calls) > 1:
         return "wrong_tool", came
-    call = answer.tool_calls[0]
+    (call,) = calls
     try:
         arguments: object = orjson.loads(call.arguments_json)
     except orjson.JSONDecodeError:
