@@ -69,7 +69,7 @@ def test_every_server_is_told_of_by_a_name_of_its_own_and_what_it_was_given() ->
 
 
 def test_the_adapter_reads_calls_and_leaves_what_is_no_call() -> None:
-    text = 'So:\n<tool_call>\n{"name": "drive", "arguments": {"hub": "Elm"}}\n</tool_call><tool_call>{"name"</tool_call>'
+    text = 'So:\n<tool_call>\n{"name": "drive", "arguments": {"hub": "Elm"}}\n</tool_call><tool_call>{</tool_call>'
     (call,) = calls_of(text)
     assert call["function"] == {"name": "drive", "arguments": '{"hub": "Elm"}'}
     assert calls_of('<tool_call>{"name": "drive"}</tool_call> <tool_call>[1]</tool_call>') == []
