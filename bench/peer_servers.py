@@ -55,7 +55,8 @@ CONTENDERS = (
     ),
     Contender(
         "ours, auto pool", "polystem",
-        given="plain OpenAI requests without session or pool; `auto_pool` finds the prefix by itself",
+        given="plain OpenAI requests without session or pool: `auto_pool` finds the prefix by itself, and without a "
+        "session nothing says that a request goes on from an answer",
     ),
     Contender(
         "ours, auto pool, floor", "polystem", floored=True, speaks=False,
@@ -64,7 +65,9 @@ CONTENDERS = (
     Contender(
         "llama-server", "llama-server",
         given="from the xllamacpp wheel; a slot for each agent, the cells divided evenly among them; else its defaults "
-        "(prompt cache on, 8,192 MiB of host memory for it, slots chosen by prompt similarity 0.1)",
+        "(prompt cache on, 8,192 MiB of host memory for it, slots chosen by prompt similarity 0.1). It returns no "
+        "token ids, so in mode replay planned tokens stand in for each answer and are read again, up to 2,000 of them "
+        "in a full run; mode model has no such difference",
     ),
     Contender(
         "llama-server, unified KV", "llama-server",
