@@ -249,8 +249,8 @@ def _sample(shape: Shape, turns: Sequence[TurnRow], waiting: int, at_s: float, f
     return SampleRow(
         arm=shape.arm,
         at_s=at_s,
-        live=len(turns),
-        queued=len(turns) - decoding - tools,
+        live=len(turns) + waiting,
+        queued=len(turns) + waiting - decoding - tools,
         decoding=decoding,
         tools=tools,
         cells_total=TOTAL_CELLS,

@@ -27,8 +27,14 @@ def test_agents_are_averaged_and_stay_between_none_and_all() -> None:
     assert len(thinned) <= 21
     for each in thinned:
         assert each.live - 1e-9 <= each.queued + each.decoding + each.tools <= each.live + 1e-9
-        assert 0 <= each.live <= ONE_ARM[0].workers
+        assert each.waiting is not None
+        assert -1e-9 <= each.live - each.waiting <= ONE_ARM[0].workers + 1e-9
+
+
+def test_who_waits_for_the_gate_has_no_cells_and_is_not_counted_among_those_who_do() -> None:
+    assert max(each.let_in for each in cells_over_time(VIEW, 1000)) == ONE_ARM[0].workers
+    assert max(row.live for row in SAMPLES) > ONE_ARM[0].workers
 
 
 def test_cells_for_each_agent_need_an_agent() -> None:
-    assert all((each.for_each(each.used) is None) == (each.live == 0) for each in cells_over_time(VIEW, 1000))
+    assert all((each.for_each(each.used) is None) == (each.let_in == 0) for each in cells_over_time(VIEW, 1000))

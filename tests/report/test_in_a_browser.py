@@ -1,8 +1,10 @@
-"""The page in a real browser, where there is one: every picture is drawn, nothing is thrown, nothing is asked for."""
+"""The page in a real browser: every picture is drawn, nothing is thrown, nothing is asked for.
+
+No part of the test command, for no set-up brings a browser: `pytest -m browser`, with one named in POLYSTEM_CHROMIUM.
+"""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,9 @@ from polystem.report import comparison_html, report_html, sweep_html
 from tests.report.synthetic import SIX_ARMS, synthetic_record
 from tests.report.test_compare_page import FOUND
 from tests.report.test_sweep_page import PLAN, SWEEP
-from tools.look_at_report import CHROMIUM as NAMED_IN
-from tools.look_at_report import SCROLL, browser
+from tools.look_at_report import SCROLL, browser, chromium_here
 
-CHROMIUM = os.environ.get(NAMED_IN)
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(CHROMIUM is None, reason="names no Chromium in POLYSTEM_CHROMIUM"),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.browser]
 PAGES = {
     "run": lambda: report_html(synthetic_record(24, 6, SIX_ARMS, drop_every=7)),
     "no floor": lambda: report_html(synthetic_record(1, 5, floor_tps=None)),
@@ -32,8 +29,9 @@ PAGES = {
 async def test_every_picture_is_drawn_without_a_complaint(name: str, width_px: int, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(PAGES[name](), "utf-8")
-    assert CHROMIUM is not None
-    async with browser(CHROMIUM) as page:
+    chromium = chromium_here()
+    assert chromium is not None, "no Chromium is here; name one in POLYSTEM_CHROMIUM"
+    async with browser(chromium) as page:
         await page.open(path.as_uri(), width_px=width_px, dark=width_px == 390)
         assert await page.value_of(SCROLL) == []
         assert await page.value_of("document.documentElement.scrollWidth") <= width_px

@@ -37,22 +37,23 @@ class AgentsAt:
 
 @dataclass(frozen=True, slots=True)
 class CellsAt:
-    """KV cells at one moment of the arm."""
+    """KV cells at one moment of the arm. `let_in` are the live agents without those that wait for the gate: who waits
+    there has no cells."""
 
     at_s: float
     used: int
     naive: int
     pool: int
     private: int
-    live: int
+    let_in: int
 
     @property
     def reduction(self) -> float | None:
         return self.naive / self.used if self.used and self.naive else None
 
     def for_each(self, cells: int) -> float | None:
-        """Cells for each live agent."""
-        return cells / self.live if self.live else None
+        """Cells for each agent that is let in."""
+        return cells / self.let_in if self.let_in else None
 
 
 def stretch_s(view: ArmView, most: int) -> float:
@@ -107,7 +108,7 @@ def cells_over_time(view: ArmView, most: int) -> tuple[CellsAt, ...]:
             row.naive_cells,
             row.cells_pool or 0,
             row.cells_private or 0,
-            row.live,
+            max(row.live - (row.waiting or 0), 0),
         )
         for row in _since_start(view)
         if row.cells_used is not None and row.naive_cells is not None

@@ -88,7 +88,7 @@ def cells_picture(views: Sequence[ArmView]) -> Picture:
     return Picture(
         "KV cells over time",
         "Cells in use, and the cells that the same agents would hold without sharing (naive, dashed). Below: both for "
-        "each live agent, which is its context; and the reduction, naive over used.",
+        "each agent that was let in, which is its context; and the reduction, naive over used.",
         (_cells_chart(known), _context_chart(known), _reduction_chart(known)) if known else (),
         _cells_table(known),
         note=_cells_note(widest_s, [view.label for view, at in zip(views, cells, strict=True) if not at]),
@@ -142,7 +142,7 @@ def _reduction_chart(known: Sequence[tuple[ArmView, Sequence[CellsAt]]]) -> Line
     agents = [
         Line(
             f"{view.label}, agents",
-            tuple((_s(each.at_s), each.live) for each in at),
+            tuple((_s(each.at_s), each.let_in) for each in at),
             view.hue,
             dashed=True,
             steps="end",
@@ -154,7 +154,7 @@ def _reduction_chart(known: Sequence[tuple[ArmView, Sequence[CellsAt]]]) -> Line
         SECONDS,
         Axis("naive over used cells"),
         (*lines, *agents),
-        right=Axis("live agents", whole=True),
+        right=Axis("agents let in", whole=True),
         title="reduction, and the agents it is for",
     )
 
@@ -182,7 +182,7 @@ def _cells_table(known: Sequence[tuple[ArmView, Sequence[CellsAt]]]) -> Table:
         "private",
         "naive",
         "naive / used",
-        "agents",
+        "agents let in",
         "used / agent",
         "naive / agent",
     )
@@ -196,6 +196,6 @@ def _cells_row(view: ArmView, each: CellsAt) -> tuple[str, ...]:
         f"{view.label} {each.at_s:.2f}",
         *(str(count) for count in counts),
         "-" if each.reduction is None else f"{each.reduction:.2f}",
-        str(each.live),
+        str(each.let_in),
         *("-" if value is None else f"{value:.0f}" for value in context),
     )
