@@ -36,7 +36,7 @@ from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock
 from polystem.engine.protocol import BranchId, CellEngine
-from polystem.errors import AdmissionRefused, EngineLost, PolystemError, Unavailable
+from polystem.errors import AdmissionRefused, EngineLost, PolystemError, Saturated, Unavailable
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.policies import PoolPolicies, asked_policy, check_floor
@@ -199,6 +199,9 @@ class FloorDesk:
         try:
             turn.verdict = await self._let_in(passage)
             yield passage
+        except Saturated:
+            self._turn_away(passage)
+            raise
         finally:
             self._leave(passage)
 
@@ -331,14 +334,22 @@ class FloorDesk:
         except Exception as error:
             self._note_fault(error)
 
-    def close_worker(self, worker: str) -> bool:
+    def _turn_away(self, passage: Passage) -> None:
+        """Gives back the seat of a worker that came in with this turn, and whom another gate then refused.
+
+        Its caller is told that no place is kept. A worker that has run before keeps its seat.
+        """
+        if passage.newly_admitted and passage.turn.seated_at is None:
+            self.close_worker(passage.ask.worker, never_ran=True)
+
+    def close_worker(self, worker: str, *, never_ran: bool = False) -> bool:
         """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
 
         Whoever ends the turn itself does that after this.
         """
         self._passages.pop(worker, None)
-        queued = self.gate.state_of(worker) == "queued"
-        found = self.gate.close(worker, self._clock.now_s(), cancelled=queued)
+        cancelled = never_ran or self.gate.state_of(worker) == "queued"
+        found = self.gate.close(worker, self._clock.now_s(), cancelled=cancelled)
         self._roll.gone(worker)
         self._act()
         self.wake()
