@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from polystem.errors import ConfigError
+from polystem.errors import ConfigError, Draining
 from polystem.messages import Message
 from polystem.serve import ServeSettings
 from polystem.serve.moved_lines import PATTERN_CHARS_MAX, PATTERNS_MAX, LineRule
@@ -144,3 +145,21 @@ async def test_a_prompt_that_ends_within_its_pool_goes_on_with_nothing() -> None
         sent = {"prompt": "abc", "max_tokens": 1, "pool_id": pool["pool_id"]}
         told = (await served.client.post("/v1/completions", json=sent)).json()["opencoti"]
     assert (told["diverges_at"], told["pool_text"], told["prompt_text"]) == (3, "def", "")
+
+
+async def test_an_answer_does_not_fail_over_words_that_the_engine_cannot_give_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ended(_tokens: Sequence[int]) -> str:
+        raise Draining
+
+    async with serving() as served:
+        pool = (await served.client.post("/polykv/pools", json={"prompt": "abcdef"})).json()
+        monkeypatch.setattr(served.engine, "detokenize", ended)
+        answer = await served.client.post(
+            "/v1/completions", json={"prompt": "abc", "max_tokens": 1, "pool_id": pool["pool_id"]}
+        )
+    assert answer.status_code == 200
+    told = answer.json()["opencoti"]
+    assert told["diverges_at"] == 3
+    assert "pool_text" not in told

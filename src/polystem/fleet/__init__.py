@@ -5,7 +5,7 @@ from polystem.fleet.gate import Booking, CellGate, Gate, Lease
 from polystem.fleet.session import ClosedSession, SessionView
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.statistics import CellCount, FleetCounters, FleetStatistics
-from polystem.fleet.turn import AttachReport, Turn, TurnView
+from polystem.fleet.turn import AttachReport, Divergence, Turn, TurnView
 
 __all__ = [
     "AttachReport",
@@ -13,6 +13,7 @@ __all__ = [
     "CellCount",
     "CellGate",
     "ClosedSession",
+    "Divergence",
     "Fleet",
     "FleetCounters",
     "FleetSettings",

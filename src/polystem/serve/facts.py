@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from polystem.fleet import AttachReport
+from polystem.errors import Unavailable
+from polystem.fleet import AttachReport, Divergence
 from polystem.messages import Timings, Usage
 from polystem.serve.desk import Desk
 
@@ -43,7 +45,8 @@ async def attach_of(desk: Desk, attach: AttachReport) -> dict[str, Any]:
     """The "opencoti" block, in the control plane's names.
 
     Where the pool did not match whole, it tells the first token that differs and how both sides go on. Where several
-    keys are given out, the texts stay away: a pool may hold another tenant's words.
+    keys are given out, the texts stay away: a pool may hold another tenant's words. So do they where the engine ends
+    just now: the answer is complete, and must not fail over them.
     """
     told: dict[str, Any] = {
         "pool_id": NO_POOL_ID if attach.pool_id is None else attach.pool_id,
@@ -57,10 +60,15 @@ async def attach_of(desk: Desk, attach: AttachReport) -> dict[str, Any]:
         return told
     told["diverges_at"] = parting.at_tokens
     if len(desk.settings.api_keys) <= 1:
-        engine = desk.fleet.engine
-        told["pool_text"] = await engine.detokenize(parting.pool_tokens)
-        told["prompt_text"] = await engine.detokenize(parting.prompt_tokens) if parting.prompt_tokens else ""
+        with suppress(Unavailable):
+            told |= await _words_of(desk, parting)
     return told
+
+
+async def _words_of(desk: Desk, parting: Divergence) -> dict[str, str]:
+    engine = desk.fleet.engine
+    prompt_text = await engine.detokenize(parting.prompt_tokens) if parting.prompt_tokens else ""
+    return {"pool_text": await engine.detokenize(parting.pool_tokens), "prompt_text": prompt_text}
 
 
 def _ms(duration_s: float) -> float:
