@@ -64,3 +64,10 @@ def test_what_an_earlier_boot_saw_is_outvoted() -> None:
         estimate.turn_ended(10)
     assert estimate.demand.think_s < 3
     assert estimate.demand.turn_tokens < 25
+
+
+def test_who_never_paused_before_is_seen_to_pause_now() -> None:
+    estimate = DemandEstimate(Demand(think_s=0.0, turn_tokens=20.0))
+    for _ in range(40):
+        estimate.thought(2.0)
+    assert 1.5 < estimate.demand.think_s <= 2.0

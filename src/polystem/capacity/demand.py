@@ -17,7 +17,10 @@ _DOUBT = 4
 
 
 class RobustMean:
-    """An exponentially weighted mean over about `memory` observations; the plain mean while there are fewer."""
+    """An exponentially weighted mean over about `memory` observations; the plain mean while there are fewer.
+
+    A mean of zero clips nothing: otherwise it could never be left.
+    """
 
     __slots__ = ("_memory", "count", "value")
 
@@ -27,7 +30,7 @@ class RobustMean:
         self.value = 0.0
 
     def add(self, observed: float) -> None:
-        if self.count >= _FIRST:
+        if self.count >= _FIRST and self.value > 0:
             observed = min(observed, CLIP * self.value)
         self.count += 1
         self.value += (observed - self.value) / min(self.count, self._memory)
