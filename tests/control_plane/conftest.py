@@ -12,7 +12,7 @@ from tests.control_plane.stage import real_server
 CELLS = 32768
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def nano_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[str, None]:
     """`polystem serve` with courier-nano; whoever uses it closes its sessions and releases its pools."""
     folder: Path = tmp_path_factory.mktemp("server")

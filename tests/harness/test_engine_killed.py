@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from polystem.clock import SystemClock
@@ -18,6 +17,7 @@ from polystem.harness.record import read_record
 from polystem.harness.rows import RetryRow, TurnRow
 from polystem.harness.run import run_courier
 from polystem.harness.settings import CourierSettings
+from tests.harness.processes import engines_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -27,36 +27,32 @@ SETTINGS = CourierSettings(
 )  # fmt: skip
 
 
-def engine_processes() -> list[psutil.Process]:
-    """The children of the server that this test has started."""
-    return [engine for server in psutil.Process().children() for engine in server.children()]
-
-
 class Killer:
     """Kills the engine once, when a few steps were taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.killed: list[int] = []
 
     def watch(self, board: Board) -> None:
         if board.steps_taken >= 5 and not self.killed:
-            self.killed = [engine.pid for engine in engine_processes()]
+            self.killed = [engine.pid for engine in engines_of(self._url)]
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
 
 
 async def test_nothing_is_lost_when_the_engine_is_killed_in_mid_run(tmp_path: Path, bundled_model: Path) -> None:
     arguments = serve_arguments(model=str(bundled_model), cells=SETTINGS.cells(), agents=4, threads=1)
-    killer = Killer()
     async with (
         own_server(arguments, log=tmp_path / "server.log", clock=SystemClock()) as url,
         RemoteClient(url) as client,
     ):
+        killer = Killer(url)
         boot = (await client.get_json("/props"))["boot"]
         await run_courier(SETTINGS, client=client, folder=tmp_path, on_sample=killer.watch)
         props = await client.get_json("/props")
         assert len(killer.killed) == 1
-        assert [engine.pid for engine in engine_processes()] != killer.killed
+        assert [engine.pid for engine in engines_of(url)] != killer.killed
     record = read_record(tmp_path)
     summary, turns = summarise(record, "pooled"), record.of(TurnRow, "pooled")
     assert (summary.delivered, summary.lost) == (4, 0)

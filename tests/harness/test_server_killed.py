@@ -20,6 +20,7 @@ from polystem.harness.record import read_record
 from polystem.harness.rows import PackageRow, RetryRow, TurnRow
 from polystem.harness.run import run_courier
 from polystem.harness.settings import CourierSettings
+from tests.harness.processes import server_at
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
@@ -33,13 +34,14 @@ SETTINGS = CourierSettings(
 class Killer:
     """Kills the server once, when a few steps were taken; its engine falls with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.engines: list[psutil.Process] = []
         self.killed = asyncio.Event()
 
     def watch(self, board: Board) -> None:
         if board.steps_taken >= 4 and not self.killed.is_set():
-            (server,) = psutil.Process().children()
+            server = server_at(self._url)
             self.engines = server.children()
             os.kill(server.pid, signal.SIGKILL)
             self.killed.set()
@@ -50,11 +52,12 @@ async def test_nothing_is_lost_when_the_server_is_killed_in_mid_run(
 ) -> None:
     arguments = serve_arguments(model=str(bundled_model), cells=SETTINGS.cells(), agents=5, threads=1)
     arguments += ["--port", str(free_port), "--store", str(tmp_path / "fleet.db"), "--max-workers", str(WORKERS)]
-    killer, clock = Killer(), SystemClock()
+    clock = SystemClock()
     async with (
         own_server(arguments, log=tmp_path / "first.log", clock=clock) as url,
         RemoteClient(url) as client,
     ):
+        killer = Killer(url)
         running = asyncio.create_task(run_courier(SETTINGS, client=client, folder=tmp_path, on_sample=killer.watch))
         await asyncio.wait([running, asyncio.create_task(killer.killed.wait())], return_when="FIRST_COMPLETED")
         assert not running.done(), "killed in mid-run"
