@@ -133,7 +133,8 @@ AutoPoolFlag = Annotated[
     bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
 ]
 PoolsFlag = Annotated[
-    int | None, typer.Option(metavar="N", help="Most pools at once; 0 switches pools off.", show_default="no limit")
+    int | None,
+    typer.Option(metavar="N", help="Most pools at once; 0 switches pools off.", show_default="as many as sequences"),
 ]
 OwnerPoolsFlag = Annotated[
     int | None,
