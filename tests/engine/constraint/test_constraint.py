@@ -350,3 +350,41 @@ def test_every_family_lets_strict_tools_answer_in_words_or_call(compiler: Constr
     one = written(constraint(compiler, replace(single, tool_choice=REQUIRED), tool_format), random.Random(1))
     assert takes(constraint(compiler, single, tool_format), one), one
     assert grammar_for(replace(asked, tools=(DRIVE,), parallel_tool_calls=False), tool_format) is not None
+
+
+DEFINED = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"allOf": [{"$ref": "#/allOf/0"}]},
+        {"$ref": "#/$defs/a", **DEFINED},
+        {"type": "object", "properties": {"x": {"$ref": "#/$defs/b"}}, **DEFINED},
+    ],
+)
+def test_a_schema_that_refers_to_itself_before_it_says_anything_is_refused_by_field_and_cause(
+    schema: dict[str, Any],
+) -> None:
+    strict = Tool("drive", "", schema, strict=True)
+    for asked, param in ((json_schema(schema), "response_format"), (request(tools=(strict,)), "tools")):
+        with pytest.raises(ConstraintError, match="leads back to itself") as caught:
+            grammar_for(asked, "hermes")
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        {"$ref": "#/$defs/c", "$defs": {"c": {"type": "string"}}},
+        {"enum": ["a", {"$ref": "#"}]},
+    ],
+)
+def test_a_schema_that_refers_to_itself_within_what_it_says_is_a_constraint(
+    compiler: ConstraintCompiler, schema: dict[str, Any]
+) -> None:
+    assert allowed(constraint(compiler, json_schema(schema)))

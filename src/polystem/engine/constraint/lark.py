@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from llguidance import LLMatcher, regex_to_lark
 
+from polystem.engine.constraint.references import DATA, endless_reference
 from polystem.errors import ConstraintError
 
 __all__ = ["HEADER", "TEXT", "check", "json_rule", "literal", "narrowed", "pattern_rule"]
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 TEXT = r"/(.|\n)*/"
-_DATA = frozenset({"const", "enum", "default", "examples"})
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SAYS_WHAT_FOLLOWS = frozenset(
     {"anyOf", "oneOf", "$ref", "additionalProperties", "unevaluatedProperties", "patternProperties"}
@@ -35,9 +35,16 @@ def literal(text: str) -> str:
 def json_rule(schema: Mapping[str, Any], *, param: str) -> str:
     """A value of this schema, on one line, with `", "` and `": "` between its parts."""
     try:
+        endless = endless_reference(schema)
         text = json.dumps({**narrowed(schema), "x-guidance": SEPARATORS}, ensure_ascii=False, default=dict)
     except (RecursionError, TypeError, ValueError) as exc:
         raise ConstraintError(f"the JSON schema cannot be read: {exc}", param=param) from exc
+    if endless is not None:
+        raise ConstraintError(
+            f"the JSON schema says '$ref': {endless!r}, which leads back to itself before it describes a value; "
+            "let it pass through a property or an item, or leave it out",
+            param=param,
+        )
     return f"%json {text}"
 
 
@@ -70,7 +77,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed_part(key: str, value: object) -> object:
-    if key in _DATA:
+    if key in DATA:
         return value
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, Any]", value)
