@@ -54,6 +54,8 @@ def test_headers_of_ones_own_are_read_first_and_none_reads_none() -> None:
     [
         ("user_ab12_account_x_session_0f8fad5b-d9cb-469f-a165-70867728950e", "0f8fad5b-d9cb-469f-a165-70867728950e"),
         (json.dumps({"device_id": "d", "session_id": "s-1"}), "s-1"),
+        ("u_session_" + "x" * 256, "x" * 256),
+        (json.dumps({"session_id": ""}), None),
         (json.dumps({"session_id": 4}), None),
         (json.dumps(["session_id"]), None),
         ("{", None),
@@ -70,6 +72,17 @@ def test_an_id_that_cannot_be_one_is_refused_with_the_headers_name() -> None:
     for value in ("x" * 257, "a\x01b"):
         with pytest.raises(BadRequest, match="x-session-id"):
             found({"x-session-id": value})
+
+
+@pytest.mark.parametrize(
+    "user_id",
+    ["user_a_session_" + "x" * 257, json.dumps({"session_id": "x" * 257}), json.dumps({"session_id": "a\x01b"})],
+)
+def test_a_user_id_whose_session_cannot_be_one_is_refused_by_its_name(user_id: str) -> None:
+    with pytest.raises(BadRequest, match=r"metadata\.user_id.*1 to 256 characters.*this one has (257|3)$") as caught:
+        found({}, user_id=user_id)
+    assert caught.value.param == "metadata.user_id"
+    assert found({"x-session-id": "h"}, user_id=user_id) == "h"
 
 
 @pytest.mark.parametrize("names", [("a b",), ("",), ("none", "x-mine")])

@@ -36,7 +36,7 @@ AGENT_HEADER = "x-claude-code-agent-id"
 NO_HEADERS = "none"
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _SESSION_ID = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
-_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,128})$")
+_IN_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,})$")
 
 
 class SessionNames:
@@ -58,7 +58,7 @@ class SessionNames:
     def named(self, request: Request, headers: Mapping[str, str], *, user_id: str | None = None) -> Request:
         """The request with the session that its headers or its metadata name, if it has none of its own.
 
-        Raises BadRequest where a header's value cannot be a session's id.
+        Raises BadRequest where what a header or the metadata names cannot be a session's id.
         """
         if request.session_id is not None:
             return request
@@ -69,12 +69,15 @@ class SessionNames:
         return request if found is None else replace(request, session_id=found)
 
     def _in_user_id(self, user_id: str | None) -> str | None:
-        """The session in a user id: a field of a JSON object, or the end of `..._session_ID`. None: there is none."""
+        """The session in a user id: a field of a JSON object, or the end of `..._session_ID`. None: there is none.
+
+        Raises BadRequest for one that cannot be a session's id.
+        """
         if not user_id or not self.headers:
             return None
         found = _field(user_id) if user_id.startswith("{") else _IN_USER_ID.search(user_id)
         text = found if isinstance(found, str) or found is None else found.group(1)
-        return text if text is not None and _SESSION_ID.fullmatch(text) else None
+        return _checked(text, "Field 'metadata.user_id'", param="metadata.user_id") if text else None
 
 
 def _in_header(name: str, headers: Mapping[str, str]) -> str:
@@ -82,11 +85,15 @@ def _in_header(name: str, headers: Mapping[str, str]) -> str:
     agent_id = headers.get(AGENT_HEADER, "").strip()
     if agent_id:
         session_id = f"{session_id}~{agent_id}"
+    return _checked(session_id, f"header '{name}'", param="session_id")
+
+
+def _checked(session_id: str, place: str, *, param: str) -> str:
     if not _SESSION_ID.fullmatch(session_id):
         raise BadRequest(
-            f"header '{name}': a session id has 1 to 256 characters, none of them a control character; "
+            f"{place}: a session id has 1 to 256 characters, none of them a control character; "
             f"this one has {len(session_id)}",
-            param="session_id",
+            param=param,
         )
     return session_id
 
