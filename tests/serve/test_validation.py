@@ -54,6 +54,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0].type",
     ),
     (
+        {"messages": [{"role": "user", "content": "x"}] * 16_385},
+        "Field 'messages': must have at most 16384 items after validation, not 16385",
+        "messages",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 16_385}]},
+        "Field 'messages[0].content': must have at most 16384 items after validation, not 16385",
+        "messages[0].content",
+    ),
+    ({"stop": ["x"] * 17}, "Field 'stop': must have at most 16 items after validation, not 17", "stop"),
+    (
         {"messages": [{"role": "usr", "content": "x"}]},
         "Field 'messages[0].role': must be one of 'system', 'developer', 'user', 'assistant', 'tool', but is 'usr'",
         "messages[0].role",
@@ -135,3 +146,33 @@ def test_every_field_that_may_be_left_out_may_be_null(body: type[Body]) -> None:
 async def test_null_means_the_same_as_leaving_a_field_out(served: Served) -> None:
     nulls = dict.fromkeys(("temperature", "tools", "stop", "n", "user", "metadata", "pool_id", "response_format"))
     assert (await served.chat(**nulls)).status_code == 200
+
+
+TEXT = {"type": "text", "text": "x"}
+BLOCKS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "text"}, "text"),
+    ({"type": "text", "text": 5}, "text"),
+    (TEXT | {"cache_control": 5}, "cache_control"),
+    ({"type": "text", "text": 5, "cache_control": 5}, "text"),
+    (TEXT | {"cache_control": {"type": "x"}}, "cache_control.type"),
+    (TEXT | {"text_": "x"}, "text_"),
+    ({"type": "tool_result", "tool_use_id": "t", "content": [TEXT | {"text": 5}]}, "content[0].text"),
+    ({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text"}]}, "content[0].text"),
+]
+
+
+@pytest.mark.parametrize(("block", "field"), BLOCKS)
+async def test_a_path_names_fields_and_no_branch_of_a_union(served: Served, block: dict[str, Any], field: str) -> None:
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]}
+    response = await served.client.post("/v1/messages", json=body)
+    assert response.status_code == 400
+    assert f"'messages[0].content[0].{field}'" in response.json()["error"]["message"]
+
+
+async def test_a_conversation_of_messages_is_bounded_on_every_route(served: Served) -> None:
+    many = [{"role": "user", "content": "x"}] * 16_385
+    for path, more in (("/v1/messages", {"max_tokens": 1}), ("/polykv/pools", {}), ("/apply-template", {})):
+        response = await served.client.post(path, json={"messages": many} | more)
+        assert response.status_code == 400, path
+        assert "at most 16384 items" in response.text
+        assert "16385" in response.text

@@ -13,7 +13,15 @@ from pydantic import ConfigDict, Field
 from polystem.engine.protocol import EngineInfo
 from polystem.errors import BadRequest, UnsupportedField
 from polystem.messages import Message, Request, Role, Tool, ToolCall, ToolChoice
-from polystem.serve.fields import NO_KEY_TENANT, TOKEN_ID_MAX, TOP_LOGPROBS_MAX, Body, GenerationBody, OnlyFalse
+from polystem.serve.fields import (
+    ITEMS_MAX,
+    NO_KEY_TENANT,
+    TOKEN_ID_MAX,
+    TOP_LOGPROBS_MAX,
+    Body,
+    GenerationBody,
+    OnlyFalse,
+)
 from polystem.serve.moved_lines import NO_RULE, LineRule
 
 TOOLS_MAX = 128
@@ -25,7 +33,7 @@ class TextPart(Body):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Field(max_length=ITEMS_MAX)]
 
 
 class SystemMessage(Body):
@@ -64,7 +72,7 @@ class AssistantMessage(Body):
     role: Literal["assistant"]
     content: Content | None = None
     reasoning_content: str | None = None
-    tool_calls: list[SentToolCall] | None = None
+    tool_calls: Annotated[list[SentToolCall], Field(max_length=ITEMS_MAX)] | None = None
     name: str | None = None
     refusal: None = None
     audio: None = None
@@ -100,7 +108,7 @@ class NamedChoice(Body):
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=TOOLS_MAX)]
-Messages = Annotated[list[AnyMessage], Field(min_length=1)]
+Messages = Annotated[list[AnyMessage], Field(min_length=1, max_length=ITEMS_MAX)]
 
 
 class ThinkingFields(Body):
@@ -148,7 +156,9 @@ class ChatBody(GenerationBody, ThinkingFields):
         default=None,
         description="none leaves thinking in the content as the model wrote it; the others are the default",
     )
-    modalities: list[Literal["text"]] | None = Field(default=None, description="only text")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = Field(
+        default=None, description="only text"
+    )
     store: OnlyFalse | None = Field(default=None, description="only false: nothing is stored")
     metadata: dict[str, str] | None = Field(default=None, description="no effect: it belongs to stored answers")
     service_tier: Literal["auto", "default"] | None = Field(default=None, description="no effect: there is one tier")

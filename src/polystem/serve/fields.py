@@ -20,6 +20,8 @@ from polystem.serve.settings import PING_S_MAX
 TOP_LOGPROBS_MAX = 20
 INT64_MAX = 2**63 - 1
 TOKEN_ID_MAX = 2**31 - 1
+ITEMS_MAX = 16_384
+"""The most messages of a conversation, parts of one message, and calls of one message."""
 TOKEN_ID_DIGITS_MAX = len(str(TOKEN_ID_MAX))
 FLOOR_TPS_MIN, FLOOR_TPS_MAX = 1e-3, 1e6
 NO_KEY_TENANT = "default"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from polystem.errors import BadRequest, UnsupportedField
@@ -23,6 +23,7 @@ Finding = Mapping[str, Any]
 REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error, must)")
 Path = tuple[str | int, ...]
 
+FINDINGS_READ = 256  # a long list can be wrong in every item; one sentence is told
 BODIES = (ChatBody, MessagesBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody, SessionResizeBody)
 KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
@@ -42,29 +43,45 @@ EXPECTED_TYPE: Mapping[str, str] = {
 
 def bad_request_of(findings: Sequence[Finding], body: Any) -> BadRequest:
     """The error to raise for a body that did not validate."""
-    placed = [(path_of(finding, body), finding) for finding in findings]
+    placed = [(path_of(finding, body), finding) for finding in findings[:FINDINGS_READ]]
     first_path = placed[0][0]
     same_field = [(path, found) for path, found in placed if path[:1] == first_path[:1]]
     deepest = max(len(path) for path, _ in same_field)
-    path, finding = next((path, found) for path, found in same_field if len(path) == deepest)
-    return _error_for(path, finding, [found for other, found in same_field if other == path])
+    path = next(path for path, _ in same_field if len(path) == deepest)
+    together = [found for other, found in same_field if other == path]
+    apt = [found for found in together if found["type"] not in EXPECTED_TYPE]  # its branch took the value's type
+    return _error_for(path, (apt or together)[0], together)
 
 
 def path_of(finding: Finding, body: Any) -> Path:
-    """Where the finding is in the body, without the names that pydantic gives to the branches of a union."""
+    """Where the finding is in the body, without the names that pydantic gives to the branches of a union.
+
+    A branch may be called like a field beside it; what was found there tells which of the two a name stands for.
+    """
     place, *steps = finding["loc"]
     if place != "body":
         return tuple(steps)
-    here: Any = body
-    path: list[str | int] = []
-    for step in steps:
-        inside = _step_into(here, step)
-        if inside is not _NOT_THERE:
-            path.append(step)
-            here = inside
-        elif finding["type"] == "missing" and step == steps[-1]:
-            path.append(step)
-    return tuple(path)
+    missing = tuple(steps[-1:]) if finding["type"] == "missing" else ()
+    readings = list(_readings(body, steps[: len(steps) - len(missing)]))
+    true = [reading for reading, found in readings if found is finding["input"]]
+    if true:  # of several the one that takes the last names for fields: a branch's name stands before its fields
+        reading = max(true, key=lambda each: [step is not None for step in reversed(each)])
+    else:
+        reading = max((each for each, _ in readings), key=lambda each: [step is not None for step in each])
+    return (*(step for step in reading if step is not None), *missing)
+
+
+def _readings(here: Any, steps: Sequence[str | int]) -> Iterator[tuple[tuple[str | int | None, ...], Any]]:
+    """Every way to read the steps, None for a branch's name, and the part of the body that it leads to."""
+    if not steps:
+        yield (), here
+        return
+    step, rest = steps[0], steps[1:]
+    inside = _step_into(here, step)
+    if inside is not _NOT_THERE:
+        yield from (((step, *others), found) for others, found in _readings(inside, rest))
+    if inside is _NOT_THERE or isinstance(step, str):
+        yield from (((None, *others), found) for others, found in _readings(here, rest))
 
 
 _NOT_THERE = object()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from polystem.serve.fields import TOKEN_ID_MAX, Body, OnlyFalse, StopText, TurnBody
+from polystem.serve.fields import ITEMS_MAX, TOKEN_ID_MAX, Body, OnlyFalse, StopText, TurnBody
 
 TOOLS_MAX = 128
 STOPS_MAX = 64
@@ -60,7 +60,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Annotated[list[TextBlock], Field(max_length=ITEMS_MAX)] | None = None
     is_error: bool | None = Field(default=None, description="no effect: the content says what went wrong")
     cache_control: CacheControl | None = Field(default=None, description=NO_EFFECT)
 
@@ -71,12 +71,12 @@ AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discr
 
 class UserTurn(Body):
     role: Literal["user"]
-    content: str | list[UserBlock]
+    content: str | Annotated[list[UserBlock], Field(max_length=ITEMS_MAX)]
 
 
 class AssistantTurn(Body):
     role: Literal["assistant"]
-    content: str | list[AssistantBlock]
+    content: str | Annotated[list[AssistantBlock], Field(max_length=ITEMS_MAX)]
 
 
 AnyTurn = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
@@ -93,7 +93,7 @@ class CustomTool(Body):
     cache_control: CacheControl | None = Field(default=None, description=NO_EFFECT)
     defer_loading: OnlyFalse | None = None
     eager_input_streaming: bool | None = Field(default=None, description="no effect: arguments come whole")
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
 
 
 class AutoChoice(Body):
@@ -161,7 +161,7 @@ class ClearThinking(Body):
 class ContextManagement(Body):
     """What a server would cut out of the conversation; here only: nothing."""
 
-    edits: list[ClearThinking] | None = None
+    edits: Annotated[list[ClearThinking], Field(max_length=TOOLS_MAX)] | None = None
 
 
 class Metadata(Body):
@@ -173,8 +173,8 @@ class Metadata(Body):
 class Conversation(Body):
     """What decides how many tokens a request reads."""
 
-    messages: Annotated[list[AnyTurn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=ITEMS_MAX)]
+    system: str | Annotated[list[TextBlock], Field(max_length=ITEMS_MAX)] | None = None
     tools: Annotated[list[CustomTool], Field(max_length=TOOLS_MAX)] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = Field(default=None, description="absent: as the chat template does by itself")
