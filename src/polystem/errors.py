@@ -75,12 +75,21 @@ class UnsupportedField(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    """The prompt, or prompt plus output, does not fit the context, or the window of session `window_of`."""
+    """The prompt, or prompt plus output, does not fit the context, or the window of session `window_of`.
+
+    With `at_least` the prompt was too long to be counted: `prompt_tokens` is the least that it can have.
+    """
 
     def __init__(
-        self, *, prompt_tokens: int, context_tokens: int, output_tokens: int = 0, window_of: str | None = None
+        self,
+        *,
+        prompt_tokens: int,
+        context_tokens: int,
+        output_tokens: int = 0,
+        window_of: str | None = None,
+        at_least: bool = False,
     ) -> None:
-        asked = f"prompt of {prompt_tokens} tokens"
+        asked = f"prompt of {'at least ' if at_least else ''}{prompt_tokens} tokens"
         mend = "shorten the prompt, lower max_tokens, or start the server with a larger --context"
         if window_of is not None:
             asked += " beyond what a pool lends"

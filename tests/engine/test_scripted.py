@@ -9,7 +9,7 @@ import pytest
 from polystem.clock import VirtualClock
 from polystem.engine.protocol import Placement
 from polystem.engine.scripted import Answer, ByteTokens, ScriptedEngine, ScriptedSettings
-from polystem.errors import BadRequest, EngineDied, EngineLost, EngineRestarting
+from polystem.errors import BadRequest, ContextOverflow, EngineDied, EngineLost, EngineRestarting
 from polystem.messages import Delta, Message, Request, Tool, ToolCall, ToolChoice
 
 pytestmark = pytest.mark.anyio
@@ -145,3 +145,22 @@ def test_tokens_and_text_turn_into_each_other() -> None:
     assert tokens.detokenize(ids) == text
     assert len(ids) == 2 + len("user\nü".encode())
     assert len(tokens.tokenize(text, parse_special=False)) == len(text.encode())
+
+
+async def test_a_text_far_beyond_the_context_is_refused_before_it_is_tokenised(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(text: str) -> tuple[int, ...]:
+        raise AssertionError(text[:9])
+
+    monkeypatch.setattr(engine.tokens, "tokenize", unread)
+    long = "x" * (13 * engine.info.context_tokens + 1)
+    for request in (chat(long), Request(id="r", prompt=long)):
+        with pytest.raises(ContextOverflow, match=r"at least \d+ tokens exceeds"):
+            await engine.encode(request)
+
+
+def test_no_text_has_fewer_tokens_than_its_length_shows() -> None:
+    tokens = ByteTokens()
+    for text in ("", "a", "<|endoftext|>" * 9, "ü<think>" * 5):
+        assert 0 <= tokens.fewest_tokens(text) <= len(tokens.tokenize(text))

@@ -124,7 +124,8 @@ class Engine(Protocol):
     async def encode(self, request: Request, *, generation_prompt: bool = True) -> Prompt:
         """Renders and tokenises a request without running it.
 
-        `generation_prompt` False leaves out the opening of the assistant's turn. Raises BadRequest, ConstraintError.
+        `generation_prompt` False leaves out the opening of the assistant's turn. Raises BadRequest, ConstraintError;
+        ContextOverflow where the length alone shows that the context cannot hold it, before it is tokenised.
         """
         ...
 

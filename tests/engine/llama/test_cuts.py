@@ -68,3 +68,12 @@ def test_a_long_chat_is_tokenised_in_pieces(nano: NativeModel, monkeypatch: pyte
     chat = "<|im_start|>user\nx<|im_end|>\n" * 2000
     assert len(nano.vocabulary.tokenize(chat, add_special=True, parse_special=True)) == 2000 * 6
     assert longest_chars < 2 * cuts.PIECE_CHARS
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=40).map("".join), st.integers(1, 12), st.integers(1, 30))
+def test_looking_in_stretches_finds_the_same_cuts(text: str, piece_chars: int, search_chars: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuts, "PIECE_CHARS", piece_chars)
+        whole = list(TagCuts(["<|im_start|>", "<|im_end|>"]).pieces(text))
+        patch.setattr(cuts, "SEARCH_CHARS", search_chars)
+        assert list(TagCuts(["<|im_start|>", "<|im_end|>"]).pieces(text)) == whole

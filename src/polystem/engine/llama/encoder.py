@@ -16,7 +16,7 @@ from polystem.engine.llama.settings import LlamaSettings
 from polystem.engine.llama.thinking import Mark, ThinkingLimit
 from polystem.engine.template import ChatTemplate
 from polystem.engine.tools import THINKING_MARKS, thinking_opened
-from polystem.errors import BadRequest, UnsupportedField
+from polystem.errors import BadRequest, ContextOverflow, UnsupportedField
 from polystem.messages import Prompt, Request
 
 _LONG_TEXT_CHARS = 1 << 16  # tokenising more than this would hold up the event loop for milliseconds
@@ -34,6 +34,7 @@ class PromptEncoder:
         self._marks: tuple[Mark, ...] | None = None
         self.vocabulary = self._model.vocabulary
         self.context_tokens = settings.context_tokens or min(settings.cells, self._model.context_tokens)
+        self.vocabulary.fewest_tokens("")  # what it needs to know of every token is read here, not beside a turn
         source = settings.chat_template or self._model.chat_template()
         self._bos = self.vocabulary.bos_text()
         self._template = (
@@ -57,8 +58,9 @@ class PromptEncoder:
         return self._template.tool_format if self._template else "json"
 
     async def encode(self, request: Request, *, generation_prompt: bool) -> Prompt:
-        """The request as the model reads it."""
+        """The request as the model reads it. Raises ContextOverflow, unread, for what is far beyond the context."""
         if isinstance(request.prompt, tuple):
+            self._check_fits(len(request.prompt))
             self.check_tokens(request.prompt)
             return Prompt(await self.detokenize(request.prompt), request.prompt)
         if request.prompt is not None:
@@ -67,7 +69,12 @@ class PromptEncoder:
             raise UnsupportedField("messages", "this model has no chat template; use a plain prompt")
         else:
             text = self._template.render(request, generation_prompt=generation_prompt)
+        self._check_fits(self.vocabulary.fewest_tokens(text), at_least=True)
         return Prompt(text, await self.tokenize(text, add_special=not self._starts_itself(text), parse_special=True))
+
+    def _check_fits(self, prompt_tokens: int, *, at_least: bool = False) -> None:
+        if prompt_tokens > self.context_tokens:
+            raise ContextOverflow(prompt_tokens=prompt_tokens, context_tokens=self.context_tokens, at_least=at_least)
 
     def _starts_itself(self, text: str) -> bool:
         """Whether the template wrote the opening token that the tokenizer would add."""

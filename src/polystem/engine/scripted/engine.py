@@ -104,12 +104,18 @@ class ScriptedEngine:
     async def encode(self, request: Request, *, generation_prompt: bool = True) -> Prompt:
         self._check_up()
         if request.messages is not None:
-            text = self.tokens.render(request, generation_prompt=generation_prompt)
-            return Prompt(text=text, tokens=self.tokens.tokenize(text))
+            return self._read(self.tokens.render(request, generation_prompt=generation_prompt))
         assert request.prompt is not None
         if isinstance(request.prompt, str):
-            return Prompt(text=request.prompt, tokens=self.tokens.tokenize(request.prompt))
+            return self._read(request.prompt)
         return Prompt(text=self.tokens.detokenize(request.prompt), tokens=request.prompt)
+
+    def _read(self, text: str) -> Prompt:
+        """A text and its tokens. Raises ContextOverflow, unread, for one that is far beyond the context."""
+        fewest = self.tokens.fewest_tokens(text)
+        if fewest > self.settings.context_tokens:
+            raise ContextOverflow(prompt_tokens=fewest, context_tokens=self.settings.context_tokens, at_least=True)
+        return Prompt(text=text, tokens=self.tokens.tokenize(text))
 
     async def generate(
         self, request: Request, prompt: Prompt, placement: Placement | None = None

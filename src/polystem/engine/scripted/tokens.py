@@ -24,6 +24,7 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 
+LONGEST_TOKEN_BYTES = max(len(text.encode()) for text in CONTROL_TEXTS)
 _CONTROL = re.compile("|".join(re.escape(text) for text in CONTROL_TEXTS))
 
 
@@ -50,6 +51,10 @@ class ByteTokens:
             read = match.end()
         tokens.extend(text[read:].encode())
         return tuple(tokens)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of a text, found without reading it."""
+        return -(-len(text.encode()) // LONGEST_TOKEN_BYTES)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens; invalid UTF-8 becomes U+FFFD."""
