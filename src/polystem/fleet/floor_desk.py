@@ -200,7 +200,7 @@ class FloorDesk:
             turn.verdict = await self._let_in(passage)
             yield passage
         except Saturated:
-            self._turn_away(passage)
+            self._give_seat_back(passage)
             raise
         finally:
             self._leave(passage)
@@ -334,7 +334,7 @@ class FloorDesk:
         except Exception as error:
             self._note_fault(error)
 
-    def _turn_away(self, passage: Passage) -> None:
+    def _give_seat_back(self, passage: Passage) -> None:
         """Gives back the seat of a worker that came in with this turn, and whom another gate then refused.
 
         Its caller is told that no place is kept. A worker that has run before keeps its seat.
