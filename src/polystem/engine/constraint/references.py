@@ -54,6 +54,7 @@ def _references(value: object) -> Iterator[str]:
         for key, part in parts.items():
             if key not in DATA:
                 yield from _references(part)
+        return
     for part in _listed(value):
         yield from _references(part)
 
