@@ -180,7 +180,7 @@ def _drawn_by_hypothesis(
             case.body.pop("model", None)  # any name but the served one is 404, which would hide all else
         driven.ask(drawn_of(case))
 
-    # Of some descriptions schemathesis makes a wrong one that no value fits, and stops; others make up for what is left.
+    # Of some descriptions schemathesis makes a wrong one that no value fits, and stops: others make up for the rest.
     with suppress(InvalidSchema):
         ask()
 
