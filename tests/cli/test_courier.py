@@ -84,10 +84,15 @@ def test_a_number_of_another_package_fails_the_run_loudly(tmp_path: Path, capsys
     out = tmp_path / "crossed"
     with in_background(CourierServer(chat=once_crossed)) as url:
         assert run(["courier", "run", "--base-url", url, "--out", str(out), *QUICK]) == 6
-    told = capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "FAILED by cross-talk, delivered: pooled 1 of 2 (dropped: cross_talk 1)." in printed.out
+    told = printed.err
     assert f"CROSS-TALK: arm pooled, package 0 ({mine.package_id}), turn 0, step 0" in told
     assert f"that belongs to package 1 ({other.package_id})" in told
     assert f"asked collect(package_id={mine.package_id}), came collect" in told
+    assert run(["report", str(out)]) == 0
+    whose = f"package 0 ({mine.package_id}) came with the package id of package 1 ({other.package_id})"
+    assert f"<h1>FAILED by cross-talk: {whose} (arm pooled, turn 1).</h1>" in (out / "report.html").read_text()
 
 
 def test_a_dropped_package_is_told_with_its_turn_and_what_came(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from polystem.harness.record import Record
-from polystem.harness.rows import Row, ToolRow
+from polystem.harness.rows import Row
 from polystem.report import report_html
 from tests.harness.records import DROPPED, MANIFEST, PACKAGE, RECORD, ROWS, SAMPLE, TOOL, TURN
 from tests.report.reading import Reader
@@ -62,11 +62,50 @@ def test_the_verdict_says_whether_the_floor_was_held(floor_tps: float, said: str
     assert ("p", {"class": news}) in page.elements
 
 
-def test_cross_talk_is_told_loudly_even_if_everything_was_delivered() -> None:
-    crossed: ToolRow = replace(TOOL, ok=False, cause="cross_talk", other_package=1)
-    page = Reader(report_html(Record(MANIFEST, (*DELIVERED.rows, crossed))))
-    assert "CROSS-TALK in pooled: 1 call named" in head_of(page)
+CROSSED = replace(
+    TOOL, turn=3, step=1, ok=False, cause="cross_talk", other_package=1, name="deliver",
+    asked="deliver(package_id=12345, door_code=1111)", came='deliver {"package_id": "12345", "door_code": 2222}',
+)  # fmt: skip
+
+
+def test_cross_talk_is_the_headline_even_if_everything_was_delivered() -> None:
+    page = Reader(report_html(Record(MANIFEST, (*DELIVERED.rows, CROSSED))))
     assert ("header", {"class": "bad"}) in page.elements
+    (head,) = re.findall(r"<h1>(.*?)</h1>", report_html(Record(MANIFEST, (*DELIVERED.rows, CROSSED))))
+    assert head == (
+        "FAILED by cross-talk: package 0 (12345) came with the door code of package 1 (12345) (arm pooled, turn 4)."
+    )
+    said = head_of(page)
+    assert "trust no other figure of this run" in said
+    assert "due was deliver(package_id=12345, door_code=1111), came deliver {" in said
+    assert "CROSS-TALK in pooled: 1 call named" in said
+    assert said.index("CROSS-TALK") < said.index("Delivered: pooled 2 of 2.")
+    assert page.tables["Calls that named another package"][1] == [
+        "arm pooled: 0 (12345)", "package 1 (12345)", "4", "2", "the door code", CROSSED.asked, CROSSED.came,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "came", "argument"),
+    [
+        ("collect(package_id=12345)", 'collect {"package_id": "54321"}', "the package id"),
+        ("scan(package_id=12345, hub=Elm)", 'scan {"package_id":"54321","hub":"Elm"}', "the package id"),
+        ("deliver(package_id=12345, door_code=1111)", 'deliver {"package_id": "12345", "door_c', "a number"),
+        ("", "", "a number"),
+    ],
+)
+def test_it_is_said_which_argument_was_anothers(asked: str, came: str, argument: str) -> None:
+    record = Record(MANIFEST, (*ROWS, replace(CROSSED, asked=asked, came=came)))
+    assert f"came with {argument} of package 1 (54321)" in head_of(Reader(report_html(record)))
+
+
+def test_of_many_calls_that_crossed_the_first_are_told_and_all_are_counted() -> None:
+    unknown = replace(CROSSED, other_package=None)
+    many = tuple(replace(unknown, turn=turn) for turn in range(9))
+    page = Reader(report_html(Record(MANIFEST, (*ROWS, *many))))
+    assert "of another package (arm pooled, turn 1); and 8 more calls crossed." in head_of(page)
+    assert "4 more such calls are in the table." in head_of(page)
+    assert len(page.tables["Calls that named another package"]) == 10
 
 
 STOPPED = "was stopped before its end"

@@ -76,6 +76,14 @@ def test_that_there_is_none_is_told_with_its_reason() -> None:
     assert ("header", {"class": "bad"}) in page.elements
 
 
+def test_cross_talk_goes_before_the_sweet_spot() -> None:
+    first, *others = SWEEP.runs
+    page = Reader(sweep_html(replace(SWEEP, runs=(replace(first, crossed=2), *others)), {}))
+    head = "FAILED by cross-talk: calls named what belongs to another package in floor-0/repeat-0 (2)."
+    assert page.text.index(head) < page.text.index("Sweet spot: floor 10 tokens/s.")
+    assert ("header", {"class": "bad"}) in page.elements
+
+
 def test_the_tables_hold_every_floor_and_every_run() -> None:
     tables = Reader(sweep_html(SWEEP, {})).tables
     assert tables["Floors; wall and share are medians of the repeats"][2] == [

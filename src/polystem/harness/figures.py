@@ -12,7 +12,7 @@ from typing import Any
 from polystem.harness.metrics import ArmSummary, Percentiles
 from polystem.harness.rows import Manifest
 
-__all__ = ["Figure", "figures_of", "headline", "reduction_lines", "summary_json"]
+__all__ = ["Figure", "counts_text", "figures_of", "headline", "reduction_lines", "summary_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,16 @@ class Figure:
 
 
 def headline(manifest: Manifest, summaries: Sequence[ArmSummary]) -> str:
-    """What came out, in one sentence."""
+    """What came out, in one sentence; cross-talk goes before all else."""
     whole = bool(summaries) and len(summaries) == len(manifest.arms) and all(summary.whole for summary in summaries)
-    counts = "; ".join(_arm_count(summary) for summary in summaries) or "no arm was begun"
-    return f"{'Delivered' if whole else 'Not all delivered'}: {counts}."
+    crossed = any(summary.crossed for summary in summaries)
+    word = "Delivered" if whole else "FAILED by cross-talk, delivered" if crossed else "Not all delivered"
+    return f"{word}: {counts_text(summaries)}."
+
+
+def counts_text(summaries: Sequence[ArmSummary]) -> str:
+    """Of each arm how many packages were delivered, and why others were not."""
+    return "; ".join(_arm_count(summary) for summary in summaries) or "no arm was begun"
 
 
 def _arm_count(summary: ArmSummary) -> str:

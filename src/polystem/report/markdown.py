@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from polystem.harness.figures import figures_of
 from polystem.harness.metrics import summarise_all
 from polystem.harness.record import Record
+from polystem.report.crossings import crossings_in, crossings_table
 from polystem.report.html import Table
 from polystem.report.package_pictures import failures_table
 from polystem.report.verdict import Verdict, run_verdict
@@ -31,7 +32,12 @@ def summary_markdown(record: Record) -> str:
         tuple((each.name, *each.texts) for each in figures_of(summaries)),
     )
     failures = failures_table(views)
-    tables = {"Figures": figures} | ({} if failures is None else {"What went wrong": _first(failures)})
+    crossed = crossings_table(crossings_in(record))
+    tables = (
+        ({} if crossed is None else {"Cross-talk": _first(crossed)})
+        | {"Figures": figures}
+        | ({} if failures is None else {"What went wrong": _first(failures)})
+    )
     return markdown_of("Courier report", run_verdict(record, summaries), tables)
 
 

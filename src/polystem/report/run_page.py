@@ -9,6 +9,7 @@ from polystem.harness.metrics import ArmSummary, summarise_all
 from polystem.harness.record import Record
 from polystem.harness.rows import Manifest
 from polystem.report.arm_pictures import Arm, delivery_picture, front_picture
+from polystem.report.crossings import crossings_in, crossings_table
 from polystem.report.fleet_pictures import agents_picture, cells_picture
 from polystem.report.html import Table
 from polystem.report.package_pictures import drops_picture, failures_table, time_line_picture
@@ -23,7 +24,11 @@ __all__ = ["figures_table", "report_html", "run_parts", "settings_table"]
 def report_html(record: Record) -> str:
     """The page of one run."""
     summaries, views = summarise_all(record), views_of(record)
-    parts = run_parts([Arm(view, summary) for view, summary in zip(views, summaries, strict=True)])
+    crossed = crossings_table(crossings_in(record))
+    parts = (
+        *(() if crossed is None else (Tables("Cross-talk", crossed, "failures"),)),
+        *run_parts([Arm(view, summary) for view, summary in zip(views, summaries, strict=True)]),
+    )
     settings = Tables("What was run, on what", settings_table(record.manifest), "settings")
     return page_html("Courier report", run_verdict(record, summaries), [*parts, settings])
 

@@ -46,10 +46,10 @@ def sweep_verdict(sweep: Sweep) -> Verdict:
     spot, plan = sweep.sweet_spot, sweep.plan
     found = "No sweet spot." if spot.floor_tps is None else f"Sweet spot: {_floor_word(spot.floor_tps)}."
     open_above = ", ".join(f"{floor:g}" for floor in spot.open_above)
-    crossed = sum(run.crossed for run in sweep.runs)
+    crossed = _crossed_words(sweep)
     sentences = (
+        *((Sentence(found),) if crossed else ()),
         *((Sentence("The sweep is not finished: this is what is known so far.", "bad"),) if not sweep.finished else ()),
-        *((Sentence(f"CROSS-TALK: {crossed} calls named what belongs to another package.", "bad"),) if crossed else ()),
         Sentence(spot.why),
         *((Sentence(f"Not decided yet, and higher: {open_above} tokens/s."),) if open_above else ()),
         *(
@@ -64,7 +64,17 @@ def sweep_verdict(sweep: Sweep) -> Verdict:
         f"within {plan.margin:.0%} of the best asked for; {sweep.machine.get('cpu', 'unknown processor')}, "
         f"{sweep.machine.get('cores', '?')} cores; {sweep.started_at}."
     )
-    return Verdict(Sentence(found, "bad" if spot.floor_tps is None else "good"), sentences, what)
+    bad = bool(crossed) or spot.floor_tps is None
+    return Verdict(Sentence(crossed or found, "bad" if bad else "good"), sentences, what)
+
+
+def _crossed_words(sweep: Sweep) -> str:
+    """A headline for a sweep in which contexts were mixed up; empty where none were."""
+    runs = [run for run in sweep.runs if run.crossed]
+    if not runs:
+        return ""
+    where = ", ".join(f"{run.folder} ({run.crossed})" for run in runs)
+    return f"FAILED by cross-talk: calls named what belongs to another package in {where}."
 
 
 def _floor_word(floor_tps: float) -> str:

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from polystem.harness.figures import headline, reduction_lines
+from polystem.harness.figures import counts_text, headline, reduction_lines
 from polystem.harness.metrics import KEEPS_FLOOR, ArmSummary
 from polystem.harness.record import Record
 from polystem.harness.rows import Manifest
+from polystem.report.crossings import Crossing, crossings_in, failed_by, guess_words
 
-__all__ = ["News", "Sentence", "Verdict", "run_verdict", "what_ran"]
+__all__ = ["MIXED_UP", "News", "Sentence", "Verdict", "crossed_sentences", "run_verdict", "what_ran"]
+
+MIXED_UP = "Contexts were mixed up; trust no other figure of this run."
+CROSSINGS_TOLD = 5
 
 News: TypeAlias = Literal["good", "bad", "plain"]
 
@@ -37,25 +41,39 @@ class Verdict:
 
 
 def run_verdict(record: Record, summaries: Sequence[ArmSummary]) -> Verdict:
-    """Delivered or not, the floor held or not, and what the pool saved."""
-    manifest = record.manifest
+    """Delivered or not, the floor held or not, and what the pool saved; cross-talk goes before all of it."""
+    manifest, crossings = record.manifest, crossings_in(record)
     whole = len(summaries) == len(manifest.arms) and all(summary.whole for summary in summaries)
     cut = Sentence("The run was stopped before its end: this is what it had recorded.", "bad")
     sentences = (
+        *crossed_sentences(crossings, manifest.packages),
         *((cut,) if record.unfinished else ()),
         *(_crossed(summary) for summary in summaries if summary.crossed),
+        *((Sentence(f"Delivered: {counts_text(summaries)}."),) if crossings else ()),
         *_floor(manifest, summaries),
         *(Sentence(line) for line in reduction_lines(manifest, summaries)),
     )
-    head = Sentence(headline(manifest, summaries), "good" if whole else "bad")
-    return Verdict(head, sentences, what_ran(manifest))
+    head = failed_by(crossings) if crossings else headline(manifest, summaries)
+    return Verdict(Sentence(head, "good" if whole else "bad"), sentences, what_ran(manifest))
+
+
+def crossed_sentences(crossings: Sequence[Crossing], packages: int) -> Sequence[Sentence]:
+    """What cross-talk means, and the first calls word by word; nothing where there was none."""
+    if not crossings:
+        return ()
+    calls = [
+        Sentence(f"{each.text[:1].upper()}{each.text[1:]}: due was {each.asked}, came {each.came}.", "bad")
+        for each in crossings[:CROSSINGS_TOLD]
+    ]
+    left = len(crossings) - CROSSINGS_TOLD
+    more = (Sentence(f"{left} more such calls are in the table.", "bad"),) if left > 0 else ()
+    return (Sentence(MIXED_UP, "bad"), *calls, *more, Sentence(guess_words(packages)))
 
 
 def _crossed(summary: ArmSummary) -> Sentence:
     calls = "1 call" if summary.crossed == 1 else f"{summary.crossed} calls"
     return Sentence(
-        f"CROSS-TALK in {summary.arm}: {calls} named what belongs to another package. Contexts were mixed up; trust no "
-        "other figure of this run.",
+        f"CROSS-TALK in {summary.arm}: {calls} named what belongs to another package.",
         "bad",
     )
 
