@@ -84,6 +84,38 @@ def test_a_command_brings_no_libraries_of_the_others() -> None:
     assert not {"langgraph", "langchain_core", "aiohttp"} & set(ended.stdout.split())
 
 
+HEAVY = {"numpy", "llama_cpp", "fastapi", "httpx", "aiohttp", "langgraph", "langchain_core", "langsmith"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["sevre"]])
+def test_without_a_command_no_command_is_imported(arguments: list[str]) -> None:
+    program = f"import sys; from polystem.cli.main import run; run({arguments}); print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    imported = set(ended.stderr.split())
+    assert "polystem.cli.main" in imported
+    assert not HEAVY & imported
+    assert not {f"polystem.cli.{name}" for name in COMMANDS} & imported
+
+
+def test_the_list_of_commands_is_that_of_the_commands_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    commands: dict[str, Any] = getattr(typer.main.get_command(build_cli()), "commands", {})
+    assert {name: command.help.split("\n\n")[0].replace("\n", " ") for name, command in commands.items()} == COMMANDS
+    assert run(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name, summary in COMMANDS.items():
+        assert f"{name} {summary}" in text
+
+
+def test_a_command_that_does_not_exist_is_answered_with_one_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sevre"]) == 2
+    assert "Did you mean 'serve'?" in capsys.readouterr().err
+
+
+def test_a_command_behind_another_word_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--", "serve", "--host", "0.0.0.0"]) == EXIT_CODE_OF[errors.ConfigError]
+    assert "without an API key" in capsys.readouterr().err
+
+
 def test_every_command_is_a_module_that_registers_itself() -> None:
     command = typer.main.get_command(build_cli())
     assert set(getattr(command, "commands", {})) == set(COMMANDS)

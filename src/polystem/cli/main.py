@@ -1,5 +1,8 @@
 """The `polystem` command. Each command is a module that registers itself; to add one, name it in COMMANDS.
 
+A command's module is imported when its name was given, and not before: some bring libraries that take seconds. The
+list of commands is printed from COMMANDS alone.
+
 Data goes to stdout, all else to stderr; a failure ends with `error:` and `hint:` lines and the exit code of
 `cli.errors`.
 """
@@ -7,7 +10,7 @@ Data goes to stdout, all else to stderr; a failure ends with `error:` and `hint:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Protocol, cast
 
@@ -24,22 +27,46 @@ class Command(Protocol):
     def register(self, app: typer.Typer) -> None: ...
 
 
-COMMANDS = ("serve", "capacity", "plan", "courier", "report", "doctor", "tune", "model")
+SUMMARY = "Run a fleet of LLM agents on your own hardware: one shared prefix stored once, lent to all."
+COMMANDS: Mapping[str, str] = {
+    "serve": "Serve a model over the OpenAI API, with its shared prefixes stored once.",
+    "capacity": "Show what the gate of a running server knows: who may come in, what binds, and the fitted step model.",
+    "plan": "Say how many agents of a shape this machine carries at a floor, and which floor so many agents allow.",
+    "courier": "Measure a fleet of courier agents on one model, one server and one machine.",
+    "report": "Make one HTML page of what a courier command left in DIR, and print its path.",
+    "doctor": "Look at everything that Polystem needs on this machine, and say what is wrong and how to mend it.",
+    "tune": "Measure which engine settings this machine prefers for a model, and keep them for `polystem serve`.",
+    "model": "Work on model files.",
+}
+"""Every command with the first sentence of its help, which the list of commands shows without importing it."""
 
 
 def build_cli(only: str | None = None) -> typer.Typer:
     """The application with all its commands, or with one: each brings libraries that take time to import."""
-    app = typer.Typer(
-        name="polystem",
-        help="Run a fleet of LLM agents on your own hardware: one shared prefix stored once, lent to all.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_root)
+    app = _without_commands()
     for name in COMMANDS if only is None else (only,):
         cast(Command, import_module(f"polystem.cli.{name}")).register(app)
     return app
+
+
+def outline() -> typer.Typer:
+    """The application with the names of its commands: enough for its help, its version and its errors."""
+    app = _without_commands()
+    for name, summary in COMMANDS.items():
+        app.command(name, help=summary)(_nothing)
+    return app
+
+
+def _without_commands() -> typer.Typer:
+    app = typer.Typer(
+        name="polystem", help=SUMMARY, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    app.callback(help=SUMMARY)(_root)
+    return app
+
+
+def _nothing() -> None:
+    """In the place of a command that nobody named."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -53,7 +80,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Run a fleet of LLM agents on your own hardware: one shared prefix stored once, lent to all."""
+    """Takes the options that go before a command's name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; typer itself tells of wrong usage, with code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build_cli(_named_in(given))(args=given, prog_name="polystem")
+        _needed_by(given)(args=given, prog_name="polystem")
     except PolystemError as error:
         tell_error(error)
         return exit_code_of(error)
@@ -74,5 +101,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _named_in(arguments: Sequence[str]) -> str | None:
-    return arguments[0] if arguments and arguments[0] in COMMANDS else None
+def _needed_by(arguments: Sequence[str]) -> typer.Typer:
+    """As much of the application as the arguments may ask for."""
+    if arguments and arguments[0] in COMMANDS:
+        return build_cli(arguments[0])
+    return build_cli() if set(arguments) & set(COMMANDS) else outline()
