@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import typer
 
+from polystem.cli.help_page import default_of, name_of, paragraphs_of, usage_of
 from polystem.cli.main import build_cli
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+COLUMNS = 120
 PIPE = "\\|"
 HEAD = """# Command line
 
@@ -29,7 +31,7 @@ def _command(path: list[str], command: Any) -> Iterator[str]:
     children: dict[str, Any] = getattr(command, "commands", {})
     if len(path) > 1 and not children:
         yield f"\n## {' '.join(path)}\n\n{_help(command.help)}\n"
-        yield f"\nUsage: `{' '.join([*path, *map(_argument, _arguments(command)), '[OPTIONS]'])}`\n"
+        yield f"\nUsage: `{' '.join([*path, *map(usage_of, _arguments(command)), '[OPTIONS]'])}`\n"
         yield from _table("argument", _arguments(command))
         yield from _table("option", [p for p in command.params if p.param_type_name == "option" and not p.hidden])
     for name in sorted(children):
@@ -40,55 +42,34 @@ def _arguments(command: Any) -> list[Any]:
     return [parameter for parameter in command.params if parameter.param_type_name == "argument"]
 
 
-def _argument(parameter: Any) -> str:
-    name = parameter.metavar or parameter.name.upper()
-    return name if parameter.required else f"[{name}]"
-
-
 def _help(text: str | None) -> str:
     """The help text; lines that it indents are commands to type."""
-    lines: list[str] = []
-    for paragraph in (text or "").strip().split("\n\n"):
-        is_code = paragraph.startswith("  ")
-        lines.append("\n".join(f"    {line.strip()}" if is_code else line for line in paragraph.split("\n")))
-    return "\n\n".join(lines)
+    blocks: list[str] = []
+    for first, *lines in paragraphs_of(text or ""):
+        blocks += (
+            [fill(first, COLUMNS, break_on_hyphens=False)] if first else ["\n".join(f"    {line}" for line in lines)]
+        )
+    return "\n\n".join(blocks)
 
 
 def _table(kind: str, parameters: list[Any]) -> Iterator[str]:
-    if not parameters:
+    """Those of which something is said, as on the help page."""
+    told = [parameter for parameter in parameters if parameter.help]
+    if not told:
         return
     yield f"\n| {kind} | default | meaning |\n|---|---|---|\n"
-    for parameter in parameters:
-        meaning = " ".join((parameter.help or "").split())
+    for parameter in told:
+        meaning = " ".join(parameter.help.split())
         if parameter.envvar:
             meaning += f" Environment: `{parameter.envvar}`."
-        cells = (f"`{_name(kind, parameter)}`", _default(parameter), meaning)
+        cells = (f"`{name_of(parameter)}`", _default(parameter), meaning)
         yield f"| {' | '.join(cell.replace('|', PIPE) for cell in cells)} |\n"
-
-
-def _name(kind: str, parameter: Any) -> str:
-    if kind == "argument":
-        return _argument(parameter)
-    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    return names if parameter.is_flag else f"{names} {parameter.metavar or _type_name(parameter)}"
-
-
-def _type_name(parameter: Any) -> str:
-    """The choices, or the kind of value."""
-    name: str = parameter.display_type(None).strip("<>").removeprefix("list[").removesuffix("]")
-    return name if "|" in name else name.upper()
 
 
 def _default(parameter: Any) -> str:
     """The default of the option, or what it says of its default."""
-    value = parameter.default
-    if parameter.required:
-        return "required"
-    if isinstance(parameter.show_default, str):
-        return parameter.show_default
-    if value is None or value is False or value == [] or callable(value):
-        return ""
-    return f"`{value.value if isinstance(value, Enum) else value}`"
+    text, is_value = default_of(parameter)
+    return "required" if parameter.required else f"`{text}`" if is_value else text
 
 
 if __name__ == "__main__":

@@ -51,22 +51,10 @@ def test_the_help_of_serve_shows_how_to_start_and_what_every_flag_is(
     assert run(["serve", "--help"]) == 0
     text = capsys.readouterr().out
     assert "polystem serve --model" in text
-    assert "[default: (8192)]" in text
+    assert "[default: 8192]" in text
     flags = set(re.findall(r"--([a-z-]+)", text)) - {"help", "config", "no-auto-pool"}
     assert flags <= {setting.name.replace("_", "-") for setting in SETTINGS}
     assert {"model", "host", "port", "cells", "context", "sequences", "threads", "auto-pool", "api-key"} <= flags
-
-
-def parameters(command: Any) -> Iterator[Any]:
-    """The parameters of a command and of all below it."""
-    yield from command.params
-    for child in getattr(command, "commands", {}).values():
-        yield from parameters(child)
-
-
-def test_no_help_has_brackets_which_the_help_page_would_swallow_as_markup() -> None:
-    found = [each.help for each in parameters(typer.main.get_command(build_cli())) if "[" in (each.help or "")]
-    assert found == []
 
 
 @pytest.mark.parametrize("cls", list(tree()), ids=lambda cls: cls.__name__)
@@ -101,7 +89,7 @@ def test_the_list_of_commands_is_that_of_the_commands_themselves(capsys: pytest.
     commands: dict[str, Any] = getattr(typer.main.get_command(build_cli()), "commands", {})
     assert {name: command.help.split("\n\n")[0].replace("\n", " ") for name, command in commands.items()} == COMMANDS
     assert run(["--help"]) == 0
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    text = " ".join(capsys.readouterr().out.split())
     for name, summary in COMMANDS.items():
         assert f"{name} {summary}" in text
 

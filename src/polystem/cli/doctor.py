@@ -41,8 +41,8 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    model: Annotated[str, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.")] = BUNDLED_MODEL,
-    port: Annotated[int, typer.Option(help="Port that you want to serve on.")] = ServeSettings().port,
+    model: Annotated[str, typer.Option(metavar="FILE", help=f"GGUF file, or '{BUNDLED_MODEL}'.")] = BUNDLED_MODEL,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port that you want to serve on.")] = ServeSettings().port,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Prints findings as they come; the exit code tells whether Polystem can run."""

@@ -18,6 +18,7 @@ import typer
 
 from polystem import __version__
 from polystem.cli.errors import exit_code_of, tell_error
+from polystem.cli.help_page import dress
 from polystem.errors import PolystemError
 
 
@@ -46,7 +47,7 @@ def build_cli(only: str | None = None) -> typer.Typer:
     app = _without_commands()
     for name in COMMANDS if only is None else (only,):
         cast(Command, import_module(f"polystem.cli.{name}")).register(app)
-    return app
+    return dress(app)
 
 
 def outline() -> typer.Typer:
@@ -54,7 +55,7 @@ def outline() -> typer.Typer:
     app = _without_commands()
     for name, summary in COMMANDS.items():
         app.command(name, help=summary)(_nothing)
-    return app
+    return dress(app)
 
 
 def _without_commands() -> typer.Typer:

@@ -45,7 +45,7 @@ decoded at once nobody would fall below half of it. Two come from the engine: ce
 earlier, for contexts that grow fast or where one more would slow all together.
 """
 
-ModelFlag = Annotated[str, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
+ModelFlag = Annotated[str, typer.Option(metavar="FILE", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
 PrefixFlag = Annotated[int, typer.Option(metavar="P", help="Tokens of the prefix that all share.")]
 PrivateFlag = Annotated[int, typer.Option(metavar="S", help="Cells of each worker beyond it, growth included.")]
 TurnFlag = Annotated[
@@ -59,8 +59,8 @@ FloorFlag = Annotated[
     list[float] | None, typer.Option(metavar="X", help="Tokens/s of each stream; repeatable.", show_default="a range")
 ]
 WorkersFlag = Annotated[list[int] | None, typer.Option(metavar="N", help="Which floor so many allow; repeatable.")]
-CellsFlag = Annotated[int | None, typer.Option(help="KV cells of the server.", show_default="as measured")]
-SequencesFlag = Annotated[int | None, typer.Option(help="Its sequences.", show_default="as measured")]
+CellsFlag = Annotated[int | None, typer.Option(metavar="N", help="KV cells of the server.", show_default="as measured")]
+SequencesFlag = Annotated[int | None, typer.Option(metavar="N", help="Its sequences.", show_default="as measured")]
 SvgFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curve into this file.")]
 
 

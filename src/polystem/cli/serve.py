@@ -62,7 +62,7 @@ GATE = GateSettings()
 SEQUENCES_HELP = f"Most pools and sessions at once, up to {SEQUENCES_LIMIT}."
 
 ModelFlag = Annotated[
-    str | None, typer.Option(metavar="PATH", help=f"GGUF file, or '{BUNDLED_MODEL}'.", show_default=BUNDLED_MODEL)
+    str | None, typer.Option(metavar="FILE", help=f"GGUF file, or '{BUNDLED_MODEL}'.", show_default=BUNDLED_MODEL)
 ]
 NameFlag = Annotated[str | None, typer.Option(metavar="NAME", help="Name on the wire.", show_default="the file's name")]
 AliasFlag = Annotated[list[str] | None, typer.Option(metavar="NAME", help="One more name for the model; repeatable.")]
@@ -71,12 +71,16 @@ FloorFlag = Annotated[
 ]
 ModeFlag = Annotated[
     str | None,
-    typer.Option(metavar="MODE", help="enforced, or advisory: only told.", show_default=GATE.policy.mode),
+    typer.Option(
+        metavar="enforced|advisory", help="Whether the floor is kept, or only told of.", show_default=GATE.policy.mode
+    ),
 ]
 SaturationFlag = Annotated[
     str | None,
     typer.Option(
-        metavar="WHAT", help="reject whom the floor has no room for, or warn.", show_default=GATE.policy.on_saturation
+        metavar="reject|warn",
+        help="What becomes of whom the floor has no room for.",
+        show_default=GATE.policy.on_saturation,
     ),
 ]
 WaitFlag = Annotated[
@@ -98,8 +102,8 @@ IdleFlag = Annotated[
 RuleFlag = Annotated[
     str | None,
     typer.Option(
-        metavar="RULE",
-        help="floor, or measured-mean: a gate without a model, to compare with.",
+        metavar="floor|measured-mean",
+        help="Who decides about newcomers; measured-mean has no model and is there to compare with.",
         show_default="floor",
     ),
 ]
@@ -107,27 +111,37 @@ StoreFlag = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|none",
-        help="Keeps queue, sessions, pools and transcripts over a restart.",
+        help="Where queue, sessions, pools and transcripts outlive a restart.",
         show_default="fleet-PORT.db in the user's state folder; none with --port 0",
     ),
 ]
-HostFlag = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=SERVE.host)]
+HostFlag = Annotated[str | None, typer.Option(metavar="HOST", help="Address to listen on.", show_default=SERVE.host)]
 PortFlag = Annotated[
-    int | None, typer.Option(help="Port to listen on; 0 picks a free one.", show_default=str(SERVE.port))
+    int | None,
+    typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.", show_default=str(SERVE.port)),
 ]
 CellsFlag = Annotated[
-    int | None, typer.Option(help="KV cells for all requests together.", show_default=str(ENGINE.cells))
+    int | None, typer.Option(metavar="N", help="KV cells for all requests together.", show_default=str(ENGINE.cells))
 ]
 ContextFlag = Annotated[
-    int | None, typer.Option(metavar="TOKENS", help="Most tokens of one request.", show_default="the model's")
+    int | None, typer.Option(metavar="N", help="Most tokens of one request.", show_default="the model's")
 ]
-SequencesFlag = Annotated[int | None, typer.Option(help=SEQUENCES_HELP, show_default=str(ENGINE.sequences))]
-ThreadsFlag = Annotated[int | None, typer.Option(help="CPU threads of a decode step.", show_default="by cores")]
+SequencesFlag = Annotated[
+    int | None, typer.Option(metavar="N", help=SEQUENCES_HELP, show_default=str(ENGINE.sequences))
+]
+ThreadsFlag = Annotated[
+    int | None, typer.Option(metavar="N", help="CPU threads of a decode step.", show_default="by cores")
+]
 TemplateFlag = Annotated[
     str | None, typer.Option(metavar="FILE", help="Chat template (jinja2).", show_default="the one in the model file")
 ]
 ToolFormatFlag = Annotated[
-    str | None, typer.Option(metavar="NAME", help=f"{', '.join(TOOL_FORMATS)}.", show_default="by the chat template")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"How the model writes tool calls: {', '.join(TOOL_FORMATS)}.",
+        show_default="by the chat template",
+    ),
 ]
 AutoPoolFlag = Annotated[
     bool | None, typer.Option("--auto-pool/--no-auto-pool", help="Store prefixes that are seen twice by themselves.")
@@ -155,7 +169,8 @@ KeyFileFlag = Annotated[str | None, typer.Option(metavar="FILE", help="A file of
 SessionHeaderFlag = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME", help="A header that names the session, read before the known ones; repeatable. none: read none."
+        metavar="NAME",
+        help="A header that names the session, read before the known ones; repeatable. 'none' reads none.",
     ),
 ]
 MoveLinesFlag = Annotated[
@@ -165,13 +180,18 @@ MoveLinesFlag = Annotated[
         help="System prompt lines to move in front of the first user turn, so that the rest can be shared; repeatable.",
     ),
 ]
-BodyFlag = Annotated[int | None, typer.Option(help="Largest request body.", show_default=str(SERVE.max_body_bytes))]
+BodyFlag = Annotated[
+    int | None, typer.Option(metavar="BYTES", help="Largest request body.", show_default=str(SERVE.max_body_bytes))
+]
 TimeoutFlag = Annotated[
-    float | None, typer.Option(help="Longest time one request may take.", show_default=f"{SERVE.request_timeout_s:g}")
+    float | None,
+    typer.Option(metavar="S", help="Longest time one request may take.", show_default=f"{SERVE.request_timeout_s:g}"),
 ]
 GraceFlag = Annotated[
     float | None,
-    typer.Option(help="How long running requests may go on at the end.", show_default=f"{SERVE.drain_grace_s:g}"),
+    typer.Option(
+        metavar="S", help="How long running requests may go on at the end.", show_default=f"{SERVE.drain_grace_s:g}"
+    ),
 ]
 PingFlag = Annotated[
     float | None,
@@ -182,10 +202,10 @@ PingFlag = Annotated[
     ),
 ]
 LogFlag = Annotated[
-    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error.", show_default="warning")
+    str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.", show_default="warning")
 ]
 ConfigFlag = Annotated[
-    Path | None, typer.Option(metavar="FILE.toml", help="Settings file, also named by POLYSTEM_CONFIG.")
+    Path | None, typer.Option(metavar="FILE", help="Settings in TOML, also named by POLYSTEM_CONFIG.")
 ]
 
 
