@@ -152,6 +152,7 @@ def _engine_metrics(now: FleetStatistics) -> Iterator[Metric]:
     yield GaugeMetricFamily("polystem_engine_boot", "How often the engine's decode loop was started.", engine.boot)
     yield CounterMetricFamily("polystem_tokens_decoded", "Tokens that the engine decoded.", engine.tokens_decoded)
     yield CounterMetricFamily("polystem_tokens_prefilled", "Tokens that it prefilled.", engine.tokens_prefilled)
+    yield CounterMetricFamily("polystem_cells_moved", "Cells moved so that steps read fewer.", engine.cells_moved)
     overhead_s = {part: us / 1e6 for part, us in engine.overhead_us.items()}
     text = "Mean time of a decode step outside the kernels, by part."
     yield _by_label("polystem_step_overhead_seconds", text, "part", overhead_s)

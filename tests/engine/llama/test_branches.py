@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polystem.engine.llama.branches import BranchTable, common_tokens
-from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.cells import CellMap, Move
 from polystem.engine.protocol import Placement
 from polystem.errors import Conflict, SequencesExhausted
 
@@ -18,6 +18,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self.held = dict[int, int]()
+        self.moved = list[Move]()
 
     def lend(self, source: int, target: int, tokens: int) -> None:
         assert self.held.get(source, 0) >= tokens
@@ -28,6 +29,10 @@ class Lengths:
 
     def trim(self, sequence: int, keep_tokens: int) -> None:
         self.held[sequence] = min(self.held.get(sequence, 0), keep_tokens)
+
+    def move(self, move: Move, spare: int) -> None:
+        assert not self.held.get(spare)
+        self.moved.append(move)
 
     def held_tokens(self, sequence: int) -> int:
         return self.held.get(sequence, 0)
@@ -123,3 +128,27 @@ def test_dropping_the_lender_leaves_the_borrower_its_cells() -> None:
     bench.table.drop(2)
     assert bench.cells.cells_used == 0
     bench.table.check_integrity()
+
+
+def test_gaps_are_closed_through_a_sequence_that_nobody_has() -> None:
+    bench = Bench(sequences=3)
+    bench.run(Placement(1), "x" * 600)
+    bench.run(Placement(2), "y" * 100)
+    assert bench.table.close_gaps(500) == 0
+    bench.table.drop(1)
+    assert bench.table.close_gaps(60) == 60
+    assert bench.table.close_gaps(60) == 40
+    assert bench.table.close_gaps(60) == 0
+    assert sum(move.cells for move in bench.memory.moved) == 100
+    assert bench.run(Placement(2), "y" * 100) == (99, 0)
+    assert bench.cells.cells_read == 256
+
+
+def test_gaps_stay_while_every_sequence_is_taken() -> None:
+    bench = Bench(sequences=2)
+    bench.run(Placement(1), "x" * 600)
+    bench.run(Placement(2), "y" * 100)
+    bench.table.drop(1)
+    bench.run(Placement(3), "z")
+    assert bench.table.close_gaps(500) == 0
+    assert bench.memory.moved == []

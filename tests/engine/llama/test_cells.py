@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.cells import CellMap, Span
 from polystem.engine.llama.native import Batch, NativeContext, NativeModel, open_library
 from polystem.engine.llama.settings import LlamaSettings
 
@@ -67,6 +67,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("lend"), st.integers(0, 3), st.integers(0, 3)),
         st.tuples(st.just("trim"), st.integers(0, 3), st.integers(0, 60)),
         st.tuples(st.just("relend"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("close"), st.integers(1, 50), st.just(0)),
     ),
     max_size=40,
 )
@@ -86,7 +87,63 @@ def test_used_cells_are_the_union_of_all_paths(actions: list[tuple[str, int, int
             freed = cells.cells_free
             shared = min(cells.length(sequence), cells.length(number))
             assert cells.relend(sequence, number, shared) == cells.cells_free - freed
+        elif action == "close" and (move := cells.plan_move(sequence)):
+            before = cells.cells_used
+            cells.move(move)
+            assert 0 < move.cells <= sequence
+            assert cells.cells_used == before
         cells.check_integrity()
+
+
+@given(ACTIONS)
+def test_moves_end_with_no_free_cell_below_a_used_one(actions: list[tuple[str, int, int]]) -> None:
+    cells = CellMap(cells_total=200, physical_cells=256)
+    for action, sequence, number in actions:
+        if action == "place" and number <= cells.cells_free:
+            cells.place(rows(sequence, number))
+        elif action == "lend" and not cells.length(number) and sequence != number:
+            cells.lend(sequence, number, cells.length(sequence) // 2)
+        elif action == "trim":
+            cells.trim(sequence, min(number, cells.length(sequence)))
+    lengths = [cells.length(sequence) for sequence in range(4)]
+    own = [cells.own_cells(sequence) for sequence in range(4)]
+    for _ in range(200):
+        move = cells.plan_move(7)
+        if move is None:
+            break
+        cells.move(move)
+    cells.check_integrity()
+    assert cells._top == cells.cells_used  # pyright: ignore[reportPrivateUsage]
+    assert lengths == [cells.length(sequence) for sequence in range(4)]
+    assert own == [cells.own_cells(sequence) for sequence in range(4)]
+
+
+def test_a_gap_that_is_closed_is_read_no_more() -> None:
+    cells = CellMap(cells_total=2048, physical_cells=2048)
+    cells.place(rows(0, 1000))
+    cells.place(rows(1, 300))
+    cells.lend(1, 2, 200)
+    cells.place(rows(2, 10))
+    cells.trim(0, 0)
+    assert (cells.cells_used, cells.cells_read, cells.cells_read_idly) == (310, 1536, 1024)
+    moved = 0
+    while move := cells.plan_move(128):
+        assert all(span.sequences in ((1, 2), (2, 1), (1,), (2,)) for span in move.spans)
+        cells.move(move)
+        moved += move.cells
+    assert (moved, cells.cells_used, cells.cells_read, cells.cells_read_idly) == (310, 310, 512, 0)
+    assert (cells.own_cells(1), cells.own_cells(2)) == (100, 10)
+    cells.check_integrity()
+
+
+def test_the_highest_cells_go_first_and_no_more_than_asked() -> None:
+    cells = CellMap(cells_total=512, physical_cells=512)
+    cells.place(rows(0, 100))
+    cells.place(rows(1, 50))
+    cells.trim(0, 40)
+    move = cells.plan_move(20)
+    assert move is not None
+    assert move.spans == (Span(30, 50, (1,)),)
 
 
 class Twin:
@@ -147,6 +204,10 @@ def test_the_mirror_agrees_with_llama_cpp(data: st.DataObject, bundled_model: Pa
                 shared = min(twin.cells.length(sequence), twin.cells.length(number))
                 twin.cells.relend(sequence, number, shared)
                 twin.context.relend(sequence, number, shared)
+            elif action == "close" and (move := twin.cells.plan_move(sequence)):
+                twin.context.move(move, 6)
+                twin.cells.move(move)
+                sequence = move.spans[0].sequences[0]
             else:
                 continue
             top, used, head = twin.native_counts(lines)

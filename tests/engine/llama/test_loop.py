@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polystem.engine.llama.cells import Move
 from polystem.engine.llama.loop import DecodeLoop
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
 from polystem.engine.llama.settings import LlamaSettings
@@ -74,6 +75,7 @@ class PretendedKernels:
         self.held = dict[int, list[tuple[int, object]]]()
         self.outputs: list[int] = []
         self.batches: list[int] = []
+        self.moved: list[int] = []
         self.fails_with = 0
 
     def decode(self, batch: Batch) -> int:
@@ -108,6 +110,11 @@ class PretendedKernels:
     def trim(self, sequence: int, keep_tokens: int) -> None:
         del self.held.get(sequence, [])[keep_tokens:]
 
+    def move(self, move: Move, spare: int) -> None:
+        assert not self.held.get(spare)
+        assert all(len(self.held[each]) >= span.last for span in move.spans for each in span.sequences)
+        self.moved.append(move.cells)
+
     def held_tokens(self, sequence: int) -> int:
         return len(self.held.get(sequence, ()))
 
@@ -133,7 +140,8 @@ class Driver:
     More comes from `at_rest` whenever the loop has nothing to run.
     """
 
-    def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32, micro: int = 16) -> None:
+    def __init__(self, *, cells: int = 400, room: int | None = None, chunk: int = 32, micro: int = 16,
+                 close_gaps: bool = True) -> None:  # fmt: skip
         self.clock = HandClock()
         self.kernels = PretendedKernels(cells if room is None else room, self.clock, micro)
         self.inbox = Inbox()
@@ -145,7 +153,14 @@ class Driver:
         self.at_report: Callable[[int], Iterable[Command]] = lambda _: ()
         self.loop = DecodeLoop(
             self.kernels,
-            LlamaSettings(Path("none"), cells=cells, sequences=16, prefill_chunk_tokens=chunk, self_check=True),
+            LlamaSettings(
+                Path("none"),
+                cells=cells,
+                sequences=16,
+                prefill_chunk_tokens=chunk,
+                close_gaps=close_gaps,
+                self_check=True,
+            ),
             pieces=PieceTable(lambda token: b"%d " % token, size=VOCAB, hidden=frozenset({0})),
             eog=frozenset({0}),
             compile_constraint=lambda _: pytest.fail("no grammar here"),
@@ -541,3 +556,22 @@ def test_whatever_comes_and_goes_cells_add_up_and_answers_are_right(
         if driver.error(ticket) is None and ticket not in left:
             assert said == tokens
     assert all(0 <= snapshot.cells_used <= cells for snapshot in driver.snapshots)
+
+
+def test_what_a_long_turn_leaves_behind_is_soon_read_no_more() -> None:
+    driver = Driver(cells=4000, chunk=512, micro=512)
+    short = [answer(ticket, range(ticket), 60) for ticket in (2, 3)]
+    driver.at_report = lambda report: short if report == 3 else []
+    driver.run(answer(1, [5] * 1500, 8))
+    assert [driver.tokens(ticket) for ticket in (2, 3)] == [expected(range(ticket), 60) for ticket in (2, 3)]
+    read = [snapshot.step[3] for snapshot in driver.snapshots if snapshot.step]
+    assert (max(read), read[-1]) == (1536, 256)
+    assert sum(driver.kernels.moved) == driver.snapshots[-1].cells_moved > 0
+
+
+def test_gaps_stay_where_they_are_not_to_be_closed() -> None:
+    driver = Driver(cells=4000, chunk=512, micro=512, close_gaps=False)
+    driver.at_report = lambda report: [answer(2, range(3), 60)] if report == 3 else []
+    driver.run(answer(1, [5] * 1500, 8))
+    assert driver.kernels.moved == []
+    assert [snapshot.step[3] for snapshot in driver.snapshots if snapshot.step][-1] == 1536

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from polystem.engine.llama import native
-from polystem.engine.llama.native import NO_SLOT, Batch, MemoryKind, NativeContext, NativeModel
+from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows, MemoryKind, NativeContext, NativeModel
 from polystem.engine.llama.settings import LlamaSettings
 from polystem.errors import ConfigError, EngineBuildError, ModelFileError
 
@@ -112,3 +116,63 @@ def test_heads_wider_than_their_part_of_the_width_count_as_they_are() -> None:
 
 def test_a_file_that_does_not_tell_its_shape_has_cells_of_unknown_size() -> None:
     assert ToldModel(block_count=28).cell_bytes() is None
+
+
+class Paths:
+    """A context with its mirror; sequence 0 is a prefix that others can borrow."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.model = NativeModel(path, repack=False)
+        self.context = NativeContext(self.model, LlamaSettings(path, cells=2048, sequences=8, threads=1, **settings))
+        self.cells = CellMap(cells_total=2048, physical_cells=self.context.physical_cells)
+        self.batch = Batch(self.context.batch_tokens)
+
+    def read(self, sequence: int, tokens: Sequence[int]) -> FloatRows:
+        """Logits behind the last of these tokens."""
+        self.batch.clear()
+        first = self.cells.length(sequence)
+        self.batch.add_chunk(tokens, first_position=first, sequence=sequence, last_wants_logits=True)
+        assert self.context.decode(self.batch) == 0
+        self.cells.place(np.full(len(tokens), sequence, np.int32))
+        return self.context.logits(1).copy()
+
+    def lend(self, source: int, target: int, tokens: int) -> None:
+        self.context.lend(source, target, tokens)
+        self.cells.lend(source, target, tokens)
+
+    def drop(self, sequence: int) -> None:
+        self.context.trim(sequence, 0)
+        self.cells.trim(sequence, 0)
+
+    def close(self) -> None:
+        self.context.close()
+        self.model.close()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("flash_attention", [False, True])
+def test_cells_that_moved_say_what_they_said_before(bundled_model: Path, flash_attention: bool) -> None:
+    """Private cells and shared ones, with and without flash attention, whose values lie the other way round."""
+    random = np.random.default_rng(7)
+    filler, prefix, one, two = (random.integers(20, 300, size).tolist() for size in (500, 120, 60, 60))
+    moved, still = (Paths(bundled_model, flash_attention=flash_attention) for _ in range(2))
+    for paths in (moved, still):
+        if paths is moved:
+            paths.read(5, filler)
+        paths.read(0, prefix)
+        for sequence, private in ((1, one), (2, two)):
+            paths.lend(0, sequence, len(prefix))
+            paths.read(sequence, private)
+    moved.drop(5)
+    before = moved.cells.cells_read
+    while move := moved.cells.plan_move(50):
+        moved.context.move(move, 7)
+        moved.cells.move(move)
+    assert moved.cells.cells_read < before
+    for sequence in (1, 2):
+        assert moved.context.held_tokens(sequence) == 180
+        after, alone = moved.read(sequence, [33, 44]), still.read(sequence, [33, 44])
+        assert np.abs(after - alone).max() < 0.1  # the order of a sum over other cells
+        assert np.ptp(alone) > 5
+    for paths in (moved, still):
+        paths.close()

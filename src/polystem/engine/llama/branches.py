@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.cells import CellMap, Move
 from polystem.engine.protocol import BranchId, Placement
 from polystem.errors import Conflict, SequencesExhausted
 
@@ -24,6 +24,8 @@ class SequenceMemory(Protocol):
     def relend(self, source: int, target: int, tokens: int) -> None: ...
 
     def trim(self, sequence: int, keep_tokens: int) -> None: ...
+
+    def move(self, move: Move, spare: int) -> None: ...
 
     def held_tokens(self, sequence: int) -> int: ...
 
@@ -140,6 +142,18 @@ class BranchTable:
         if self._shared.get(branch.id, 0) > keep_tokens:
             self._shared[branch.id] = keep_tokens
         return self.cells.trim(branch.sequence, keep_tokens)
+
+    def close_gaps(self, most_cells: int) -> int:
+        """Moves the highest cells into free ones further down; returns how many, 0 where that cannot be done now.
+
+        It needs a sequence that is free. Tokens, lengths and loans stay as they are.
+        """
+        move = self.cells.plan_move(most_cells) if self._free else None
+        if move is None:
+            return 0
+        self._memory.move(move, self._free[-1])
+        self.cells.move(move)
+        return move.cells
 
     def drop(self, branch_id: BranchId) -> None:
         """Forgets a branch; an unknown one is no error."""

@@ -7,10 +7,32 @@ Invariant: cells_used = cells with at least one owner <= cells_total, and owners
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 READ_STEP_CELLS = 256  # attention reads whole blocks of this many cells
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions `first` to `last`, without it, of sequences that share the cells there."""
+
+    first: int
+    last: int
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Cells of one path that go to the lowest free ones; its spans are in the order of positions."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def cells(self) -> int:
+        return sum(span.last - span.first for span in self.spans)
 
 
 class CellMap:
@@ -32,8 +54,12 @@ class CellMap:
     @property
     def cells_read(self) -> int:
         """Cells that attention reads in a step: the used range in whole blocks."""
-        blocks = -(-max(self._top, 1) // READ_STEP_CELLS)
-        return min(len(self._owners), blocks * READ_STEP_CELLS)
+        return min(len(self._owners), _in_blocks(self._top))
+
+    @property
+    def cells_read_idly(self) -> int:
+        """How many fewer a step would read if no free cell were below a used one."""
+        return self.cells_read - min(len(self._owners), _in_blocks(self.cells_used))
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
@@ -88,6 +114,55 @@ class CellMap:
         self._owners[path[:tokens]] += 1
         return self._let_go(dropped)
 
+    def plan_move(self, most_cells: int) -> Move | None:
+        """The highest cells of the path that reaches up farthest, as far as there is room further down.
+
+        At most `most_cells` of them; None where no free cell is below a used one.
+        """
+        line = self.cells_used  # as many cells are used from here on as are free below
+        if self._top <= line:
+            return None
+        paths = {sequence: np.array(path, np.intp) for sequence, path in self._paths.items()}
+        farthest = next(sequence for sequence, path in paths.items() if self._top - 1 in path)
+        path = paths[farthest]
+        above = np.flatnonzero(path >= line)
+        positions = np.sort(above[np.argsort(path[above])][-most_cells:])
+        sharers = {
+            sequence: other[positions[positions < len(other)]] == path[positions[positions < len(other)]]
+            for sequence, other in paths.items()
+        }
+        spans: list[Span] = []
+        for place, position in enumerate(positions.tolist()):
+            owners = tuple(sequence for sequence, shares in sharers.items() if place < len(shares) and shares[place])
+            before = spans[-1] if spans else None
+            if before is not None and before.last == position and before.sequences == owners:
+                spans[-1] = Span(before.first, position + 1, owners)
+            else:
+                spans.append(Span(position, position + 1, owners))
+        return Move(tuple(spans))
+
+    def move(self, move: Move) -> None:
+        """Puts the cells of a move where llama.cpp will put them: the lowest first, each into the lowest free one."""
+        where = [(position, span.sequences) for span in move.spans for position in range(span.first, span.last)]
+        where.sort(key=lambda each: self._paths[each[1][0]][each[0]])
+        old = np.array([self._paths[owners[0]][position] for position, owners in where], np.intp)
+        owners_each = self._owners[old]
+        self._let_go_all(old)
+        new = self._find(len(old))
+        self._owners[new] = owners_each
+        self.cells_used += len(new)
+        self._head = int(new[-1]) + 1
+        for (position, owners), cell in zip(where, new.tolist(), strict=True):
+            for sequence in owners:
+                self._paths[sequence][position] = cell
+        self._top = self._highest() + 1
+
+    def _let_go_all(self, cells: npt.NDArray[np.intp]) -> None:
+        """Takes every owner off cells that have some."""
+        self._owners[cells] = 0
+        self.cells_used -= len(cells)
+        self._head = min(self._head, int(cells.min()))
+
     def _let_go(self, dropped: npt.NDArray[np.intp]) -> int:
         """Takes one owner off each of these cells; returns how many that freed."""
         if not len(dropped):
@@ -99,9 +174,13 @@ class CellMap:
         self.cells_used -= len(freed)
         self._head = min(self._head, int(freed.min()))
         if int(freed.max()) == self._top - 1:
-            used = np.flatnonzero(self._owners)
-            self._top = int(used[-1]) + 1 if len(used) else 0
+            self._top = self._highest() + 1
         return len(freed)
+
+    def _highest(self) -> int:
+        """The highest used cell, -1 where none is used."""
+        used = np.flatnonzero(self._owners)
+        return int(used[-1]) if len(used) else -1
 
     def own_cells(self, sequence: int, *, from_token: int = 0) -> int:
         """Cells that no other sequence shares, from a position on."""
@@ -119,3 +198,7 @@ class CellMap:
         assert self.cells_used == len(used), f"counted {self.cells_used} used cells, the paths hold {len(used)}"
         assert self.cells_used + self.cells_free == self.cells_total
         assert self._top == (int(used[-1]) + 1 if len(used) else 0)
+
+
+def _in_blocks(cells: int) -> int:
+    return -(-max(cells, 1) // READ_STEP_CELLS) * READ_STEP_CELLS

@@ -25,7 +25,7 @@ class Gauges:
         self._overhead_sums_us = dict.fromkeys(_PARTS, 0.0)
         self._branches: dict[BranchId, int] = {}
         self._latest: Snapshot | None = None
-        self._decoded_before = self._prefilled_before = 0
+        self._decoded_before = self._prefilled_before = self._moved_before = 0
 
     def take(self, snapshot: Snapshot) -> None:
         """A snapshot from the loop."""
@@ -49,6 +49,7 @@ class Gauges:
         if self._latest is not None:
             self._decoded_before += self._latest.tokens_decoded
             self._prefilled_before += self._latest.tokens_prefilled
+            self._moved_before += self._latest.cells_moved
         self._latest = None
         self._branches.clear()
 
@@ -69,6 +70,7 @@ class Gauges:
             prefill_backlog_tokens=now.prefill_backlog_tokens if now else 0,
             tokens_decoded=self._decoded_before + (now.tokens_decoded if now else 0),
             tokens_prefilled=self._prefilled_before + (now.tokens_prefilled if now else 0),
+            cells_moved=self._moved_before + (now.cells_moved if now else 0),
             branch_tokens=dict(self._branches),
             steps=tuple(self._steps),
             overhead_us=self._overhead_us(),

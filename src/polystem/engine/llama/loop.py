@@ -18,6 +18,7 @@ from polystem.clock import Clock
 from polystem.engine.constraint import Grammar
 from polystem.engine.llama.branches import Branch, BranchTable, SequenceMemory
 from polystem.engine.llama.cells import CellMap
+from polystem.engine.llama.gaps import GapCloser
 from polystem.engine.llama.native import NO_SLOT, Batch, FloatRows
 from polystem.engine.llama.sampling import RawLogprobs, Sampler, TokenConstraint
 from polystem.engine.llama.schedule import StepPlan, in_whole_passes, plan_step, smaller
@@ -77,6 +78,7 @@ class DecodeLoop:
         self._streams: dict[int, Stream] = {}
         self._chunk_tokens = settings.prefill_chunk_tokens
         self._budget_tokens = settings.prefill_chunk_tokens
+        self._gaps = GapCloser() if settings.close_gaps else None
         self._self_check = settings.self_check
         self._closing = False
         self._events: list[Event] = []
@@ -84,7 +86,7 @@ class DecodeLoop:
         self._dropped: list[int] = []
         self._stale = False  # something has changed that neither an event nor a branch tells
         self._waiting = 0
-        self._tokens_decoded = self._tokens_prefilled = 0
+        self._tokens_decoded = self._tokens_prefilled = self._cells_moved = 0
         self._since_s = 0.0  # when what goes into the period of the next step began
         self._batch_s = self._sample_s = self._text_s = self._ship_s = 0.0
 
@@ -232,6 +234,7 @@ class DecodeLoop:
     # -- a step
 
     def _step(self) -> None:
+        self._close_gaps()
         started_s = self._now()
         plan = self._plan()
         if plan.rows:
@@ -243,6 +246,17 @@ class DecodeLoop:
             self._report(None)
         if self._self_check:
             self.check_integrity()
+
+    def _close_gaps(self) -> None:
+        """Moves a few cells down where steps read many that nobody uses."""
+        if self._gaps is None:
+            return
+        began_s = self._now()
+        most = self._gaps.cells_now(self._cells.cells_read_idly, self._cells.cells_read, began_s)
+        if most:
+            moved = self._table.close_gaps(most)
+            self._cells_moved += moved
+            self._gaps.moved(moved, began_s, self._now())
 
     def _plan(self) -> StepPlan[Stream]:
         streams = [stream for stream in self._streams.values() if not stream.paused]
@@ -398,7 +412,7 @@ class DecodeLoop:
         return Snapshot(
             self._cells.cells_used, self._table.sequences_used, len(lefts) - len(backlog), len(backlog),
             self._waiting, paused, sum(backlog), self._tokens_decoded, self._tokens_prefilled, changed, dropped, step,
-            micros,
+            micros, self._cells_moved,
         )  # fmt: skip
 
     def _changed(self) -> tuple[tuple[int, int], ...]:

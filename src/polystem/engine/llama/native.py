@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from polystem.engine.llama.cells import Move
 from polystem.engine.llama.cuts import TagCuts
 from polystem.engine.llama.settings import CacheType, LlamaSettings
 from polystem.errors import ConfigError, EngineBuildError, ModelFileError
@@ -413,6 +414,7 @@ class NativeContext:
         self.physical_cells = int(_ll.llama_n_ctx(self.pointer))
         self.micro_batch_tokens = int(_ll.llama_n_ubatch(self.pointer))
         self._memory: Any = _ll.llama_get_memory(self.pointer)
+        self._moved: Any = None  # where cells are while they move, kept for the next ones
         if int(_ll.llama_n_ctx_seq(self.pointer)) != self.physical_cells:
             self.close()
             raise EngineBuildError("llama.cpp split the KV buffer by sequence; shared prefixes need a unified buffer")
@@ -448,6 +450,27 @@ class NativeContext:
         """Drops all of a sequence from position `keep_tokens` on."""
         if not _ll.llama_memory_seq_rm(self._memory, sequence, keep_tokens, -1):
             raise EngineBuildError(f"this model's memory cannot drop part of a sequence (at {keep_tokens} tokens)")
+
+    def move(self, move: Move, spare: int) -> None:
+        """Copies cells out through the empty sequence `spare` and back, which puts them into the lowest free cells.
+
+        Raises EngineBuildError where llama.cpp does not take them back; the context is lost then.
+        """
+        memory = self._memory
+        for span in move.spans:
+            _ll.llama_memory_seq_cp(memory, span.sequences[0], spare, span.first, span.last)
+            for sequence in span.sequences:
+                _ll.llama_memory_seq_rm(memory, sequence, span.first, span.last)
+        size = int(_ll.llama_state_seq_get_size(self.pointer, spare))
+        if self._moved is None or len(self._moved) < size:
+            self._moved = (ctypes.c_uint8 * size)()
+        written = int(_ll.llama_state_seq_get_data(self.pointer, self._moved, size, spare))
+        if not written or not _ll.llama_state_seq_set_data(self.pointer, self._moved, written, spare):
+            raise EngineBuildError(f"llama.cpp lost {move.cells} cells that were to be moved; the context is lost")
+        for span in move.spans:
+            for sequence in span.sequences:
+                _ll.llama_memory_seq_cp(memory, spare, sequence, span.first, span.last)
+        _ll.llama_memory_seq_rm(memory, spare, -1, -1)
 
     def held_tokens(self, sequence: int) -> int:
         """Positions that llama.cpp itself has for a sequence: what `check_integrity` compares with."""

@@ -24,6 +24,7 @@ class LlamaSettings:
     `cells` bounds the KV cells of all branches together, `context_tokens` one request (None: what the model was
     trained on, at most `cells`). `sequences` counts pools plus sessions. `prefill_chunk_tokens` bounds the prompt
     tokens of one step while nothing decodes. `chat_template` and `tool_format` overrule what the file says.
+    `close_gaps` moves cells down into free ones, so that steps read no more cells than are in use, or little more.
     `self_check` recounts all cells after each step and ends the engine where the count differs.
 
     Elsewhere None means what `polystem tune` measured here, or else: `threads` by the number of cores,
@@ -48,6 +49,7 @@ class LlamaSettings:
     prefill_chunk_tokens: int = 512
     chat_template: str | None = None
     tool_format: str | None = None
+    close_gaps: bool = True
     self_check: bool = False
 
     def __post_init__(self) -> None:

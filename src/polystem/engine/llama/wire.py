@@ -135,6 +135,7 @@ class Snapshot(NamedTuple):
     dropped: tuple[BranchId, ...]
     step: tuple[float, float, int, int, int, float] | None
     overhead_us: tuple[float, float, float, float]
+    cells_moved: int = 0
 
 
 def pack(events: list[Event], snapshot: Snapshot | None) -> bytes:
