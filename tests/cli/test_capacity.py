@@ -14,8 +14,9 @@ from rich.console import Console
 from polystem.capacity.asks import Reason
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.cli import capacity
-from polystem.cli.capacity import MEANING_OF, capacity_table, headline
+from polystem.cli.capacity import ENGINE_IS, MEANING_OF, capacity_table, headline
 from polystem.cli.main import run
+from polystem.engine.protocol import EngineState
 from polystem.engine.scripted import Answer
 from polystem.fleet import FloorSettings
 from polystem.serve.capacity_shapes import CapacityAnswer
@@ -93,8 +94,50 @@ async def test_an_advisory_floor_and_one_that_only_warns_say_so(limited: dict[st
 
 def test_every_reason_of_the_gate_is_explained() -> None:
     for reason, meaning in MEANING_OF.items():
-        told = {"admissible": {"now": 0, "binding": reason}}
+        told = {"engine_state": "ready", "admissible": {"now": 0, "binding": reason}}
         assert headline(told) == f"nobody more now: {reason} ({meaning})"
+
+
+def test_while_the_engine_is_not_ready_nobody_is_promised_a_place() -> None:
+    for state in set(get_args(EngineState)) - {"ready"}:
+        told = {"engine_state": state, "admissible": {"now": 64, "binding": None}}
+        assert headline(told) == f"nobody is served now: {ENGINE_IS[state]}"
+
+
+async def test_before_the_first_step_a_floor_lets_in_one_and_says_so(limited: dict[str, Any]) -> None:
+    cold = limited | {
+        "admissible": limited["admissible"] | {"now": 7, "binding": None},
+        "workers": limited["workers"] | {"live": 0},
+        "model": limited["model"] | {"samples": 0},
+    }
+    assert headline(cold).startswith("1 may come in now, others once its first steps were seen; ")
+    assert headline(cold | {"model": limited["model"] | {"samples": 9}}) == "7 more may come in now"
+    assert headline(cold | {"floor": limited["floor"] | {"floor_tps": None}}) == "7 more may come in now"
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "age_s", "words"),
+    [
+        (0, 0, None, "0 steps   nothing learnt yet: a guess from the sizes of the model"),
+        (12345, 0, None, "12,345 steps   all of them in earlier runs, 0 since the engine started"),
+        (12345, 55, 3.2, "12,400 steps   12,345 in earlier runs, 55 since the engine started; the last 3 s ago"),
+        (0, 5500, 3.2, "5,500 steps   the last 3 s ago"),
+    ],
+)
+async def test_what_earlier_runs_taught_is_told_apart(
+    limited: dict[str, Any], before: int, since: int, age_s: float | None, words: str
+) -> None:
+    model = limited["model"] | {"samples_before": before, "samples": since, "age_s": age_s}
+    assert words in shown(limited | {"model": model})
+
+
+async def test_nobody_is_held_where_no_floor_is_set() -> None:
+    told = await told_by(FloorSettings(), sessions=("a",))
+    text = shown(told)
+    assert "held - no floor is set, so nobody has to stand still" in " ".join(text.split())
+    assert "= 0 queued + 1 live + 0 done + 0 cancelled" in text
+    still = shown(told | {"workers": told["workers"] | {"held": 1, "on_hold": 1}})
+    assert "1   1 by the ladder, 0 in mid-answer" in still, "the floor was taken away a moment ago"
 
 
 def test_the_reasons_are_those_of_the_gate() -> None:

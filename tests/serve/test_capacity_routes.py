@@ -12,6 +12,7 @@ import pytest
 
 from polystem.capacity.asks import Go
 from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.step_model import Fit
 from polystem.clock import VirtualClock
 from polystem.engine.scripted import Answer, ScriptedSettings
 from polystem.fleet import FloorSettings
@@ -398,6 +399,16 @@ async def test_the_audit_adds_up_and_the_model_has_a_spread() -> None:
     assert told["admissible"]["binding"] == "max workers"
     assert told["queue"]["queue_limit"] == 1024
     assert 0 <= told["age_s"] < 10
+
+
+async def test_steps_of_earlier_runs_are_told_apart_and_so_is_an_engine_that_is_away() -> None:
+    fit = Fit(0.03, 0.002, 1e-6, 1e-4, deviations=(1e-3, 1e-4, 1e-7, 1e-5), samples=500, noise_s=1e-3)
+    async with serving(floor=FloorSettings(prior=fit), engine=ScriptedSettings(restart_s=None)) as served:
+        told = await published(served, "/fleet/capacity")
+        assert (told["model"]["samples_before"], told["model"]["samples"]) == (500, 0)
+        assert told["engine_state"] == "ready"
+        served.engine.die()
+        assert (await get(served, "/fleet/capacity"))["engine_state"] == "restarting"
 
 
 async def test_pools_are_told_what_they_could_take() -> None:

@@ -21,6 +21,13 @@ PATH = "/fleet/capacity"
 DEFAULT_URL = "http://127.0.0.1:8080"
 EVERY_S = 1.0
 INTERRUPTED_EXIT_CODE = 130
+READY = "ready"
+ENGINE_IS = {
+    "starting": "the engine is starting",
+    "restarting": "the engine ended and is starting again",
+    "failed": "the engine ended and does not come back; see the server's log",
+    "closed": "the server ends",
+}
 MEANING_OF = {
     "floor": "one more, and streams would be under the floor for more of their time than promised",
     "burst": "with one more, if all decoded at once, everybody would fall below half the floor",
@@ -126,12 +133,22 @@ def capacity_table(told: Told) -> Table:
 
 def headline(told: Told) -> str:
     """One sentence: who may come in now, and why not more."""
-    room, binding = told["admissible"]["now"], told["admissible"]["binding"]
+    state, room, binding = told["engine_state"], told["admissible"]["now"], told["admissible"]["binding"]
+    if state != READY:
+        return f"nobody is served now: {ENGINE_IS.get(state, state)}"
     if binding is not None:
         return f"nobody more now: {binding} ({MEANING_OF.get(binding, 'see docs/api.md')})"
     if room is None:
         return "everybody may come in: no floor and no limit is set"
+    if room > 1 and _is_unseen(told):
+        return f"1 may come in now, others once its first steps were seen; the model expects room for {room}"
     return f"{room} more may come in now"
+
+
+def _is_unseen(told: Told) -> bool:
+    """Whether a floor is to be kept by an engine that has not shown a step yet: the first worker is watched alone."""
+    has_floor = told["floor"]["floor_tps"] is not None
+    return has_floor and not told["workers"]["live"] and not told["model"]["samples"]
 
 
 def _room(told: Told) -> Iterator[Row]:
@@ -168,13 +185,25 @@ def _rates(told: Told) -> Iterator[Row]:
 
 def _workers(told: Told) -> Iterator[Row]:
     workers = told["workers"]
-    audit = ("queued", "live", "held", "done", "cancelled")
+    audit = ("queued", "live", *(("held",) if _may_hold(told) else ()), "done", "cancelled")
     sums = " + ".join(f"{workers[state]} {state}" for state in audit)
     yield "workers", _count(workers["submitted"]), f"= {sums}"
     yield "decoding", _count(workers["decoding"]), f"streams now; {workers['warming']} are warming up"
     yield "foreign", _count(workers["foreign"]), "streams that came past the gate; it yields to them"
-    yield "held", _count(workers["held"]), f"{workers['on_hold']} by the ladder, {workers['paused']} in mid-answer"
+    yield _held(told)
     yield "told to wait", _count(sum(workers["refused"].values())), _reasons(workers["refused"])
+
+
+def _held(told: Told) -> Row:
+    workers = told["workers"]
+    if not _may_hold(told):
+        return "held", _count(None), "no floor is set, so nobody has to stand still"
+    return "held", _count(workers["held"]), f"{workers['on_hold']} by the ladder, {workers['paused']} in mid-answer"
+
+
+def _may_hold(told: Told) -> bool:
+    """Turns are held for a floor's sake alone; some may still be after it was taken away."""
+    return told["floor"]["floor_tps"] is not None or told["workers"]["held"] > 0
 
 
 def _reasons(refused: Mapping[str, int]) -> str:
@@ -192,10 +221,22 @@ def _model(told: Told) -> Iterator[Row]:
     ):
         value = f"{_figure(model[name] * factor)} ± {_figure(spread[name] * factor)} {unit}"
         yield name.removesuffix("_s").replace("_", " "), value, meaning
-    age = "nothing learnt yet" if model["age_s"] is None else f"the last {model['age_s']:.0f} s ago"
-    yield "learnt from", f"{model['samples']} steps", age
+    yield "learnt from", *_learnt(model)
     demand = told["demand"]
     yield "a worker", f"{demand['turn_tokens']:.0f} tokens", f"in a turn, then {demand['think_s']:.2g} s in its tools"
+
+
+def _learnt(model: Told) -> tuple[str, str]:
+    """How many steps taught the model, and when."""
+    steps, before, age_s = model["samples"], model["samples_before"], model["age_s"]
+    age = "none of them since the engine started" if age_s is None else f"the last {age_s:.0f} s ago"
+    if not before:
+        age = "nothing learnt yet: a guess from the sizes of the model" if age_s is None else age
+    elif steps:
+        age = f"{before:,} in earlier runs, {steps:,} since the engine started; {age}"
+    else:
+        age = "all of them in earlier runs, 0 since the engine started"
+    return f"{before + steps:,} steps", age
 
 
 def _memory(told: Told) -> Iterator[Row]:

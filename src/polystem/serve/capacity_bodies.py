@@ -16,6 +16,7 @@ from polystem.capacity.floor import Demand
 from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.step_model import Fit
 from polystem.capacity.views import CapacityView, Outlook, WorkerRow
+from polystem.engine.protocol import EngineState
 from polystem.errors import BadRequest, PoolNotFound
 from polystem.fleet import Fleet, FleetStatistics, FloorSettings
 from polystem.fleet.floor_desk import UNNAMED
@@ -270,10 +271,12 @@ def capacity_object(
     by_pool: Sequence[Mapping[str, Any]],
     *,
     age_s: float,
+    engine_state: EngineState,
 ) -> dict[str, Any]:
     """All that the gate knows: what binds, the model with its spread, everybody's state, and the audit."""
     return {
         "age_s": round(age_s, 3),
+        "engine_state": engine_state,
         "floor": _floor_object(view, policy, settings.gate.under_share),
         "admissible": {
             "now": view.admissible,
@@ -363,6 +366,7 @@ def _model_object(fit: Fit, view: CapacityView) -> dict[str, Any]:
         "deviations": dict(zip(names, (*fit.deviations, fit.read_deviation_s), strict=True)),
         "noise_s": fit.noise_s,
         "samples": view.fit_samples,
+        "samples_before": max(0, fit.samples - view.fit_samples),
         "age_s": view.fit_age_s,
     }
 

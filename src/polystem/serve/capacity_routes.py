@@ -131,7 +131,8 @@ def _capacity(desk: Desk) -> dict[str, Any]:
     settings = desk.fleet.floor_settings
     assert settings is not None
     age_s = max(0.0, desk.clock.now_s() - view.taken_at_s)
-    return capacity_object(view, policy, settings, list(_by_pool(desk)), age_s=age_s)
+    state = desk.fleet.engine.statistics().state
+    return capacity_object(view, policy, settings, list(_by_pool(desk)), age_s=age_s, engine_state=state)
 
 
 def _by_pool(desk: Desk) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from polystem.engine.protocol import EngineState
 from polystem.serve.shapes import AdmissionFacts, ElasticFacts, Shape
 
 Share = float | None
@@ -172,7 +173,8 @@ class ModelOfSteps(Coefficients):
 
     deviations: Coefficients
     noise_s: float
-    samples: int
+    samples: int = Field(description="steps learnt from since the engine started")
+    samples_before: int = Field(description="steps learnt from in earlier runs; 0 where the model began with a guess")
     age_s: float | None
 
 
@@ -223,6 +225,9 @@ class CapacityAnswer(Shape):
     """GET /fleet/capacity."""
 
     age_s: float
+    engine_state: EngineState = Field(
+        description="nobody is served while it is not ready, whatever the gate would allow"
+    )
     floor: FloorFacts
     admissible: AdmissibleFacts
     queue: QueueFacts
