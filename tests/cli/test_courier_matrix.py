@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,9 +18,11 @@ from polystem.clock import Clock
 from polystem.engine.remote import RemoteClient
 from polystem.harness.arm_servers import ServedArm
 from polystem.harness.arms import ArmPlan
-from polystem.harness.matrix_record import read_matrix
+from polystem.harness.matrix_record import read_matrix, write_matrix
+from polystem.harness.record import RecordWriter, write_manifest
 from tests.harness.courier_server import CourierServer, said_text
 from tests.harness.matrices import MATRIX, VERDICT, with_cells, with_verdicts
+from tests.harness.records import MANIFEST, ROWS, TOOL
 
 QUICK = [
     "--packages", "4", "--steps", "2", "--prefix-tokens", "1500", "--tool-delay-s", "0:0", "--concurrency", "2",
@@ -69,6 +72,12 @@ def test_a_quant_that_cannot_do_the_job_is_told_with_its_cause(
     assert [each.because for each in matrix.replays] == ["quant"]
     assert matrix.not_replayed == 3
     assert (out / "matrix.md").read_text().startswith("# F16, TQ1_0 at 2 at a time\n")
+    assert f"see it with: polystem report {out}" in printed.err
+    card = (out / "matrix.md").read_text()
+    assert run(["report", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out / 'matrix.html'}\n"
+    assert "<h1>Worse than F16: TQ1_0 is COLLAPSED at 2.</h1>" in (out / "matrix.html").read_text()
+    assert (out / "matrix.md").read_text() == card, "the card is the same, whoever writes it"
     (made,) = (tmp_path / "cache" / "polystem" / "models").iterdir()
     assert made.name.startswith("courier-nano-f16-TQ1_0-"), "F16 is the bundled file itself"
     cells = {each[each.index("--cells") + 1] for each in PlayedServers.told}
@@ -110,3 +119,22 @@ def test_exit_codes_say_cross_talk_before_worse_and_noise_is_no_fault() -> None:
     assert exit_code(with_verdicts(VERDICT, word="COLLAPSED")) == 1
     assert exit_code(with_verdicts(VERDICT, word="COLLAPSED", quant="F16 again")) == 0
     assert exit_code(with_cells(crossed=1)) == 6
+
+
+def test_a_report_of_a_matrix_in_which_a_call_crossed_tells_it_from_the_cells_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crossed = with_cells(crossed=1)
+    write_matrix(tmp_path, crossed)
+    assert run(["report", str(tmp_path)]) == 0, "also where the record is gone"
+    assert "FAILED by cross-talk: calls named" in (tmp_path / "matrix.html").read_text()
+    folder = tmp_path / crossed.cells[0].folder
+    folder.mkdir()
+    write_manifest(folder, MANIFEST)
+    with RecordWriter(folder) as record:
+        for row in (*ROWS, replace(TOOL, ok=False, cause="cross_talk", other_package=1)):
+            record.write(row)
+    page = tmp_path / "elsewhere.html"
+    assert run(["report", str(tmp_path), "--out", str(page)]) == 0
+    assert "FAILED by cross-talk: package 0 (12345) came with" in page.read_text()
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "matrix.html"), str(page)]

@@ -43,8 +43,8 @@ def test_a_loss_of_deliveries_is_bad_news() -> None:
 def test_the_forest_and_its_table_hold_the_same() -> None:
     page = Reader(comparison_html(FOUND))
     assert page.labelled("Ratios A over B")["rows"] == [
-        {"name": "wall (less is better)", "value": 0.5, "low": 0.45, "high": 0.55},
-        {"name": "strict rate (more is better)", "value": 0.989, "low": None, "high": None},
+        {"name": "wall (less is better)", "value": 0.5, "low": 0.45, "high": 0.55, "hue": "decode"},
+        {"name": "strict rate (more is better)", "value": 0.989, "low": None, "high": None, "hue": "decode"},
     ]
     rows = page.tables["Figures on both sides"]
     assert rows[1] == ["wall, s", "8.5", "17", "0.500", "0.450 to 0.550", "2", "less", "A less"]

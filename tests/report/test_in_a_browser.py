@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from polystem.report import comparison_html, report_html, sweep_html
+from polystem.report import comparison_html, matrix_html, report_html, sweep_html
+from tests.harness.matrices import MATRIX
+from tests.report.matrices import synthetic_matrix
 from tests.report.synthetic import SIX_ARMS, synthetic_record
 from tests.report.test_compare_page import FOUND
 from tests.report.test_sweep_page import PLAN, SWEEP
@@ -21,6 +23,8 @@ PAGES = {
     "no floor": lambda: report_html(synthetic_record(1, 5, floor_tps=None)),
     "sweep": lambda: sweep_html(SWEEP, {floor: synthetic_record(4, 5, floor_tps=10.0) for floor in PLAN.floors_tps}),
     "comparison": lambda: comparison_html(FOUND),
+    "matrix": lambda: matrix_html(synthetic_matrix(), {}),
+    "small matrix": lambda: matrix_html(MATRIX, {}),
 }
 
 

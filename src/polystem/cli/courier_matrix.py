@@ -70,8 +70,9 @@ Then each turn that failed is asked again, with the same messages, alone: right 
 wrong with both, the model. --again runs the reference twice, which shows what no change at all looks like.
 
 A matrix goes on where it was interrupted: call it again with the same --out. Quants and concurrencies can be added.
-{MARKDOWN_NAME} is for a model card, matrix.json has everything. Exit code 0: no quant is worse; {WORSE_EXIT_CODE}: \
-one is COLLAPSED or DEGRADED; {CROSS_TALK_EXIT_CODE}: a call named another package.
+{MARKDOWN_NAME} is for a model card, matrix.json has everything, and `polystem report` makes a page of it. Exit code 0:
+no quant is worse; {WORSE_EXIT_CODE}: one is COLLAPSED or DEGRADED; {CROSS_TALK_EXIT_CODE}: a call named another \
+package.
 """
 
 QuantsFlag = Annotated[str, typer.Option(metavar="Q,Q,...", help="Weight types or NAME=FILE, the reference first.")]
@@ -139,6 +140,7 @@ def matrix(
     (folder / MARKDOWN_NAME).write_text(markdown_of(found), "utf-8")
     _print_matrix(found, as_json=json)
     print(f"matrix in {folder}; for a model card: {folder / MARKDOWN_NAME}", file=sys.stderr)
+    print(f"see it with: polystem report {folder}", file=sys.stderr)
     code = exit_code(found)
     if code:
         raise typer.Exit(code)

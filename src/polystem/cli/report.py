@@ -10,11 +10,14 @@ import typer
 
 from polystem.errors import ConfigError, RecordError
 from polystem.harness.compare import COMPARISON_NAME, read_comparison
+from polystem.harness.matrix_record import MATRIX_NAME, Matrix, read_matrix
+from polystem.harness.matrix_text import markdown_of
 from polystem.harness.record import MANIFEST_NAME, Record, read_record
 from polystem.harness.sweep_record import SWEEP_NAME, Sweep, read_sweep
 from polystem.report import (
     comparison_html,
     comparison_markdown,
+    matrix_html,
     report_html,
     summary_markdown,
     sweep_html,
@@ -22,21 +25,30 @@ from polystem.report import (
 )
 
 PAGE_NAME = "report.html"
+MATRIX_PAGE_NAME = "matrix.html"
 HELP = """Make one HTML page of what a courier command left in DIR, and print its path.
 
-DIR is the folder of a run, of a sweep, or of a comparison that was kept with --out. The page holds its data, scripts
-and styles; it opens without a network and reads without scripts. Beside it goes a summary in Markdown, to paste into a
-model card.
+DIR is the folder of a run, of a sweep, of a matrix, or of a comparison that was kept with --out. The page holds its
+data, scripts and styles; it opens without a network and reads without scripts. Beside it goes a summary in Markdown, to
+paste into a model card.
 
   polystem report first
 
   polystem report sweep --out page.html
+
+  polystem report matrix
 """
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The folder of a run, a sweep or a comparison.", show_default=False)
+    Path,
+    typer.Argument(metavar="DIR", help="The folder of a run, a sweep, a matrix or a comparison.", show_default=False),
 ]
-OutFlag = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default=f"DIR/{PAGE_NAME}")]
+OutFlag = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Where to write.", show_default=f"DIR/{PAGE_NAME}; of a matrix DIR/{MATRIX_PAGE_NAME}"
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +59,8 @@ def register(app: typer.Typer) -> None:
 def report(folder: FolderArgument, out: OutFlag = None) -> None:
     """Prints the path of the page; that of the summary goes to stderr."""
     page, summary = _made(folder)
-    path = folder / PAGE_NAME if out is None else out
+    name = MATRIX_PAGE_NAME if (folder / MATRIX_NAME).exists() else PAGE_NAME
+    path = folder / name if out is None else out
     beside = path.with_suffix(".md")
     _write(path, page)
     _write(beside, summary)
@@ -60,6 +73,9 @@ def _made(folder: Path) -> tuple[str, str]:
     if (folder / SWEEP_NAME).exists():
         sweep = read_sweep(folder)
         return sweep_html(sweep, _first_runs(folder, sweep)), sweep_markdown(sweep)
+    if (folder / MATRIX_NAME).exists():
+        matrix = read_matrix(folder)
+        return matrix_html(matrix, _crossed_cells(folder, matrix)), markdown_of(matrix)
     if (folder / COMPARISON_NAME).exists():
         found = read_comparison(folder)
         return comparison_html(found), comparison_markdown(found)
@@ -74,6 +90,12 @@ def _first_runs(folder: Path, sweep: Sweep) -> dict[float, Record]:
     runs = sorted(sweep.runs, key=lambda run: run.repeat, reverse=True)
     folders = {run.floor_tps: folder / run.folder for run in runs}
     return {floor: read_record(each) for floor, each in folders.items() if (each / MANIFEST_NAME).exists()}
+
+
+def _crossed_cells(folder: Path, matrix: Matrix) -> dict[str, Record]:
+    """The record of each cell in which a call named another package, as far as it is still there."""
+    names = [cell.folder for cell in matrix.cells if cell.crossed]
+    return {name: read_record(folder / name) for name in names if (folder / name / MANIFEST_NAME).exists()}
 
 
 def _point_to_runs(folder: Path) -> None:

@@ -12,6 +12,9 @@ const polystemCharts = (() => {
   const told = (axis, value) => (axis.percent ? Number((value * 100).toPrecision(4)) + " %" : number(value));
   const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "\u2026" : text);
 
+  // Pixels that the longest name of a row takes, in a font of 12; names beyond `most` are cut.
+  const room = (names, most) => Math.ceil(16 + 6.7 * Math.min(most, Math.max(0, ...names.map((name) => name.length))));
+
   const axisOf = (axis, narrow, more) => ({
     type: "value", name: axis.name, nameLocation: "middle", nameGap: 32, scale: axis.least === null,
     min: axis.least === null ? null : axis.least, max: axis.most === null ? null : axis.most,
@@ -141,14 +144,16 @@ const polystemCharts = (() => {
     });
   };
 
+  const ROW_LETTERS = (narrow) => (narrow ? 16 : 24);
+
   const bars = (chart, narrow) => frame({
-    grid: { left: narrow ? 100 : 170, right: 40, top: 22, bottom: 52 },
+    grid: { left: room(chart.rows, ROW_LETTERS(narrow)), right: 40, top: 22, bottom: 52 },
     tooltip: tooltip({ formatter: (at) => `${chart.rows[at.dataIndex]}\n${at.seriesName}: ${told(chart.x, at.value)}` }),
     xAxis: axisOf(chart.x, narrow),
     yAxis: {
       type: "category", inverse: true, data: chart.rows.map((_, row) => row), axisTick: { show: false },
       axisLine: { lineStyle: { color: colour("rule") } },
-      axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => short(chart.rows[row], narrow ? 14 : 24) },
+      axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => short(chart.rows[row], ROW_LETTERS(narrow)) },
     },
     series: [
       ...chart.stacks.map((part) => ({
@@ -204,29 +209,30 @@ const polystemCharts = (() => {
   };
 
   const forest = (chart, narrow) => {
-    const ends = chart.rows.flatMap((row) => [row.value, row.low ?? row.value, row.high ?? row.value, 1]);
-    const spare = Math.max(0.02, (Math.max(...ends) - Math.min(...ends)) * 0.08);
+    const [names, most] = narrow ? [chart.rows.map((row) => row.name.split(" (")[0]), 18] : [chart.rows.map((row) => row.name), 44];
+    const values = chart.rows.map((row, at) => [row.value, at, row.low ?? row.value, row.high ?? row.value]);
     return frame({
-      grid: { left: narrow ? 120 : 290, right: 22, top: 22, bottom: 52 },
+      grid: { left: room(names, most), right: 28, top: 22, bottom: 52 },
       tooltip: tooltip({
         formatter: (at) => {
           const row = chart.rows[at.dataIndex];
-          const interval = row.low === null ? "no interval: one pair" : `${number(row.low)} to ${number(row.high)}`;
-          return `${row.name}\n${number(row.value)} (${interval})`;
+          const interval = row.low === null ? chart.bare : `${told(chart.x, row.low)} to ${told(chart.x, row.high)}`;
+          return `${row.name}\n${told(chart.x, row.value)} (${interval})`;
         },
       }),
-      xAxis: axisOf(chart.x, narrow, {
-        min: Math.floor((Math.min(...ends) - spare) * 20) / 20, max: Math.ceil((Math.max(...ends) + spare) * 20) / 20,
-      }),
+      xAxis: axisOf(chart.x, narrow),
       yAxis: {
         type: "category", inverse: true, data: chart.rows.map((_, row) => row), axisTick: { show: false },
         axisLine: { show: false }, splitLine: { show: false },
-        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => (narrow ? short(chart.rows[row].name.split(" (")[0], 17) : short(chart.rows[row].name, 44)) },
+        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => short(names[row], most) },
       },
       series: [
-        { type: "custom", name: "interval", renderItem: whisker(chart), encode: { x: 0, y: 1 }, data: chart.rows.map((row, at) => [row.value, at]) },
-        { type: "scatter", name: "ratio", symbolSize: 10, itemStyle: { color: colour("decode") }, data: chart.rows.map((row, at) => [row.value, at]) },
-        ...ruled([{ across: "x", at: 1, word: "1" }], [0, 0], "start"),
+        { type: "custom", name: "interval", renderItem: whisker(chart), encode: { x: [0, 2, 3], y: 1 }, data: values },
+        {
+          type: "scatter", name: "value", symbolSize: 10, z: 4, encode: { x: 0, y: 1 },
+          data: chart.rows.map((row, at) => ({ value: [row.value, at], itemStyle: { color: colour(row.hue), opacity: 1 } })),
+        },
+        ...ruled(chart.at === null ? [] : [{ across: "x", at: chart.at, word: number(chart.at) }], [0, 0], "start"),
       ],
     });
   };

@@ -142,20 +142,26 @@ class Dots:
 
 @dataclass(frozen=True, slots=True)
 class ForestRow:
-    """A ratio with the ends of its interval, which are None where it has none."""
+    """A value with the ends of its interval, which are None where it has none."""
 
     name: str
     value: float
     low: float | None
     high: float | None
+    hue: int | str = "decode"
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Ratios side by side on one scale, with a line at 1: no difference."""
+    """Values side by side on one scale. `at` is a line across all rows, such as 1 for a ratio: no difference.
+
+    `bare` is said of a row without an interval.
+    """
 
     x: Axis
     rows: tuple[ForestRow, ...]
+    at: float | None = 1
+    bare: str = "no interval: one pair"
     title: str = ""
     kind: str = field(default="forest", init=False)
 

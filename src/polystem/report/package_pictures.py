@@ -11,7 +11,7 @@ from polystem.report.html import Picture, Table
 from polystem.report.packages import PHASES, PackageLine, chosen, package_lines, shortened
 from polystem.report.views import ArmView
 
-__all__ = ["FAILURE_ROWS", "drops_picture", "failures_table", "time_line_picture"]
+__all__ = ["FAILURE_ROWS", "drops_picture", "ends_picture", "failures_table", "time_line_picture"]
 
 DRAWN_PACKAGES = 100
 """Most bars of one time line."""
@@ -101,21 +101,23 @@ def _package_row(line: PackageLine) -> tuple[str, ...]:
 
 def drops_picture(views: Sequence[ArmView]) -> Picture:
     """How many packages each arm delivered, and dropped for which cause."""
-    ends = [_ends(view) for view in views]
-    causes = sorted({cause for each in ends for cause in each} - {"delivered", "not ended"})
-    words = ("delivered", *causes, *(("not ended",) if any(each["not ended"] for each in ends) else ()))
+    return ends_picture("arm", [(view.label, _ends(view)) for view in views])
+
+
+def ends_picture(what: str, ends: Sequence[tuple[str, Counter[str]]]) -> Picture:
+    """What became of the packages of each row: delivered, dropped by cause, or not ended. `what` names a row."""
+    causes = sorted({cause for _, each in ends for cause in each} - {"delivered", "not ended"})
+    words = ("delivered", *causes, *(("not ended",) if any(each["not ended"] for _, each in ends) else ()))
     stacks = tuple(
-        Stack(word, tuple(each[word] for each in ends), _end_hue(word, index)) for index, word in enumerate(words)
+        Stack(word, tuple(each[word] for _, each in ends), _end_hue(word, index)) for index, word in enumerate(words)
     )
-    rows = tuple((view.label, *(str(each[word]) for word in words)) for view, each in zip(views, ends, strict=True))
-    dropped = sum(each[cause] for each in ends for cause in causes)
+    rows = tuple((label, *(str(each[word]) for word in words)) for label, each in ends)
+    dropped = sum(each[cause] for _, each in ends for cause in causes)
     return Picture(
         "Drops by cause",
         "What became of the packages." if dropped else "What became of the packages: none was dropped.",
-        (Bars(Axis("packages", whole=True), tuple(view.label for view in views), stacks, stacked=True),)
-        if views
-        else (),
-        Table("Packages by their end", ("arm", *words), rows),
+        (Bars(Axis("packages", whole=True), tuple(label for label, _ in ends), stacks, stacked=True),) if ends else (),
+        Table("Packages by their end", (what, *words), rows),
     )
 
 
