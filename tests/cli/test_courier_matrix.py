@@ -60,12 +60,13 @@ def test_a_quant_that_cannot_do_the_job_is_told_with_its_cause(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(courier_matrix, "OwnServers", PlayedServers)
     out = tmp_path / "m"
-    arguments = ["courier", "matrix", "--quants", "F16,TQ1_0", "--replays", "1", "--out", str(out), *QUICK]
+    arguments = ["courier", "matrix", "--quants", "F16,TQ1_0", "--replays", "1", "--watch", "--out", str(out), *QUICK]
     assert run(arguments) == 1
     printed = capsys.readouterr()
     assert "4 of 4 (" in printed.out
     assert "0 of 4 (" in printed.out
     assert "COLLAPSED" in printed.out
+    assert ", slowest -, no floor; " in printed.err, "the fleet is watched"
     assert "cell 2 of 2: TQ1_0, 2 at a time" in printed.err
     assert "asking 1 failing turns of TQ1_0 again, alone" in printed.err
     matrix = read_matrix(out)

@@ -49,6 +49,16 @@ def test_a_sweep_names_a_floor_and_can_be_gone_on_with(tmp_path: Path, capsys: p
     assert (tmp_path / "c" / "compare.json").exists()
 
 
+def test_a_sweep_is_watched_as_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with in_background(CourierServer(chat=lambda _body, _number: said_text("no"))) as url:
+        arguments = ["--base-url", url, "--floors", "0.5", "--repeats", "1", "--out", str(tmp_path / "s"), *QUICK]
+        assert run(["courier", "sweep", "--watch", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert "run 1 of 1: floor 0.5 tokens/s, repeat 1" in told
+    assert "pooled 0 s: 0 delivered, 0 dropped of 2; workers " in told
+    assert ", slowest -, " in told, "only the watch tells of the slowest agent"
+
+
 def test_a_sweep_without_a_sweet_spot_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with in_background(CourierServer(chat=lambda _body, _number: said_text("no"))) as url:
         arguments = ["--base-url", url, "--floors", "0.5", "--repeats", "1", "--out", str(tmp_path / "s"), *QUICK]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -54,8 +55,9 @@ TOLD = ServerTold(
     ),
 )
 BOARD = Board(
-    "pooled", packages=8, steps=20, phases={1: "queued", 2: "tools"}, steps_taken=40, delivered=2, dropped=1, at_s=12.0
-)
+    "pooled", packages=8, steps=20, phases={1: "queued", 2: "tools"}, steps_taken=40, delivered=2,
+    dropped_by=Counter(parse=1), at_s=12.0,
+)  # fmt: skip
 
 
 def drawn(view: WatchView, *, width: int, height: int = 40) -> str:
@@ -120,6 +122,15 @@ def test_agents_whose_rate_is_not_known_yet_come_last_and_are_under_no_floor() -
     only = drawn(WatchView(BOARD, replace(TOLD, streams=(begun,)), 55.0), width=100)
     assert "slowest -" in only
     assert "just begun" in only
+
+
+def test_drops_are_told_by_cause_as_they_come_and_cross_talk_first() -> None:
+    board = replace(BOARD, dropped_by=Counter[str]())
+    assert "drops" not in drawn(WatchView(board, TOLD, 55.0), width=100)
+    for cause in ("wrong_tool", "parse", "cross_talk", "parse"):
+        board.dropped_by[cause] += 1
+    assert "cross_talk 1, parse 2, wrong_tool 1" in drawn(WatchView(board, TOLD, 55.0), width=100)
+    assert "2 delivered, 4 dropped (cross_talk 1, parse 2, wrong_tool 1) of 8" in WatchView(board, TOLD, 55.0).line()
 
 
 def test_of_long_names_the_end_is_shown_since_there_they_differ() -> None:

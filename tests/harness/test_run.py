@@ -141,8 +141,10 @@ WRONG_IDS = [said(Call("collect", {"package_id": f"0000{digit}"})) for digit in 
 )
 async def test_a_package_is_dropped_for_its_cause(tmp_path: Path, answers: list[Raw], cause: str, errors: int) -> None:
     settings = replace(SETTINGS, concurrency=1, packages=3, retry_limit_s=30)
-    record = await ran(CourierServer(chat=Stubborn(answers)), tmp_path, settings)
+    boards: list[Board] = []
+    record = await ran(CourierServer(chat=Stubborn(answers)), tmp_path, settings, on_sample=boards.append)
     package = record.of(PackageRow, "pooled")[0]
+    assert boards[-1].dropped_by == summarise(record, "pooled").dropped_by, "the board counts as they come"
     assert (package.outcome, package.cause, package.errors) == ("dropped", cause, errors)
     assert package.detail
     assert summarise(record, "pooled").delivered == 0

@@ -87,6 +87,10 @@ CellsFlag = Annotated[int | None, typer.Option(help="KV cells of the server that
 ThreadsFlag = Annotated[
     int | None, typer.Option(help="CPU threads of the server that is started.", show_default="by cores")
 ]
+WatchFlag = Annotated[
+    bool,
+    typer.Option("--watch", help="Show the fleet while it runs: each agent's rate, the floor, cells, queue, drops."),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")]
 
 MODE_OF: dict[str, Mode] = {

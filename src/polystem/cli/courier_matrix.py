@@ -29,6 +29,7 @@ from polystem.cli.courier_flags import (
     StepsFlag,
     ThreadsFlag,
     TurnLimitFlag,
+    WatchFlag,
     folder_named,
     make_folder,
 )
@@ -112,6 +113,7 @@ def matrix(
     tool_delay_s: DelayFlag = "0.05:0.25",
     cells: CellsFlag = None,
     threads: ThreadsFlag = None,
+    watch: WatchFlag = False,
     json: JsonFlag = False,
 ) -> None:
     levels = _levels(concurrency)
@@ -136,7 +138,8 @@ def matrix(
     plan = MatrixPlan(tuple(named), levels, again, replays, hashes, plan_settings(settings))
     folder = folder_named(out, "matrix")
     make_folder(folder)
-    found = _run(plan, settings, files, folder, settings.cells() if cells is None else cells, threads)
+    cells = settings.cells() if cells is None else cells
+    found = _run(plan, settings, files, folder, cells, threads, watch=watch)
     (folder / MARKDOWN_NAME).write_text(markdown_of(found), "utf-8")
     _print_matrix(found, as_json=json)
     print(f"matrix in {folder}; for a model card: {folder / MARKDOWN_NAME}", file=sys.stderr)
@@ -193,15 +196,19 @@ def _run(
     folder: Path,
     cells: int,
     threads: int | None,
+    *,
+    watch: bool,
 ) -> Matrix:
     clock = SystemClock()
     by_row = {**files, again_name(plan.reference): files[plan.reference]}
 
-    def servers_for(quant: str, place: Path) -> ArmServers:
-        arguments = serve_arguments(model=str(by_row[quant]), cells=cells, agents=plan.concurrency[-1], threads=threads)
-        return OwnServers(arguments, folder=place, clock=clock)
+    with shown_progress(Console(stderr=True), watch=watch) as progress:
 
-    with shown_progress(Console(stderr=True)) as progress:
+        def servers_for(quant: str, place: Path) -> ArmServers:
+            agents = plan.concurrency[-1]
+            arguments = serve_arguments(model=str(by_row[quant]), cells=cells, agents=agents, threads=threads)
+            return progress.around(OwnServers(arguments, folder=place, clock=clock), clock)
+
         return asyncio.run(
             run_matrix(plan, settings, folder, servers_for, clock=clock, on_step=_tell_step, on_sample=progress.show)
         )

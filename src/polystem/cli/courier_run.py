@@ -40,6 +40,7 @@ from polystem.cli.courier_flags import (
     TurnFlag,
     TurnLimitFlag,
     UrlFlag,
+    WatchFlag,
     agents_at_a_time,
     folder_named,
     make_folder,
@@ -105,9 +106,6 @@ RepeatsFlag = Annotated[
 ]
 OutFlag = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
-]
-WatchFlag = Annotated[
-    bool, typer.Option("--watch", help="Show the fleet while it runs: each agent's rate, the floor, cells, queue.")
 ]
 OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
 

@@ -40,6 +40,7 @@ from polystem.cli.courier_flags import (
     TurnFlag,
     TurnLimitFlag,
     UrlFlag,
+    WatchFlag,
     agents_at_a_time,
     folder_named,
     make_folder,
@@ -61,7 +62,7 @@ HELP = f"""Run the same work under several floors, several times over, and name 
 
   polystem courier sweep --floors 0,5,10,15,20,25 --repeats 5 --out sweep
 
-  polystem courier sweep --floors 10,20,40 --base-url http://127.0.0.1:8080 --packages 32
+  polystem courier sweep --floors 10,20,40 --base-url http://127.0.0.1:8080 --packages 32 --watch
 
 The sweet spot is the highest floor at which every package was delivered in every repeat, which the gate kept, and whose
 wall time is within --margin of the best. A floor is within only if the whole 95 % interval of its wall time over the
@@ -119,6 +120,7 @@ def sweep(
     foreign: ForeignFlag = "none",
     cells: CellsFlag = None,
     threads: ThreadsFlag = None,
+    watch: WatchFlag = False,
     json: JsonFlag = False,
 ) -> None:
     if arm not in ("pooled", "naive"):
@@ -156,7 +158,7 @@ def sweep(
     check_plan(plan)
     folder = folder_named(out, "sweep")
     make_folder(folder)
-    found = _swept(plan, settings, Target(base_url, model, api_key, cells, threads), folder)
+    found = _swept(plan, settings, Target(base_url, model, api_key, cells, threads), folder, watch=watch)
     _print_sweep(found, as_json=json)
     print(f"sweep in {folder}; see it with: polystem report {folder}", file=sys.stderr)
     if found.sweet_spot.floor_tps is None:
@@ -170,8 +172,8 @@ def _floors(text: str) -> tuple[float, ...]:
         raise ConfigError(f"--floors is {text!r}; write tokens/s with commas between, for example 0,5,10,20") from exc
 
 
-def _swept(plan: SweepPlan, settings: CourierSettings, target: Target, folder: Path) -> Sweep:
-    with shown_progress(Console(stderr=True)) as progress:
+def _swept(plan: SweepPlan, settings: CourierSettings, target: Target, folder: Path, *, watch: bool) -> Sweep:
+    with shown_progress(Console(stderr=True), watch=watch) as progress:
 
         def run_one(each: CourierSettings, place: Path) -> None:
             measure(each, target, place, progress)

@@ -1,4 +1,4 @@
-"""`polystem courier run --watch`: the fleet while it runs, each agent's rate against the floor, cells and queue.
+"""`--watch` of the courier commands: the fleet while it runs, each agent's rate against the floor, cells and queue.
 
 Knows the server only by its public reads: GET /fleet/capacity, /kv and /polykv/tps. What a server does not tell is
 shown as not told; a read that fails disturbs no run.
@@ -33,7 +33,7 @@ EVERY_S = 1.0
 READ_LIMIT_S = 2.0
 LINE_EVERY_S = 5.0
 NARROW_COLUMNS = 64
-HEAD_LINES = 9
+HEAD_LINES = 10
 BAR_CELLS = 20
 LEAST_ROWS = 3
 NAME_COLUMNS = {False: 32, True: 14}
@@ -210,10 +210,10 @@ class WatchView:
         """The same in one line, for logs."""
         board, server = self.board, self.server
         floor = "no floor" if server.floor_tps is None else f"floor {server.floor_tps:g}"
+        causes = f" ({self._drops()})" if board.dropped else ""
         return (
-            f"{board.arm} {board.at_s:.0f} s: {board.delivered} delivered, {board.dropped} dropped of {board.packages}"
-            f"; workers {self._workers()}; {self._rates()}, {floor}; "
-            f"{self._cells()}"
+            f"{board.arm} {board.at_s:.0f} s: {board.delivered} delivered, {board.dropped} dropped{causes} of "
+            f"{board.packages}; workers {self._workers()}; {self._rates()}, {floor}; {self._cells()}"
         )
 
     def _head(self, narrow: bool) -> Table:
@@ -229,6 +229,8 @@ class WatchView:
         )
         table.add_row("arm", Text(f"{board.arm}, {board.at_s:.0f} s"))
         table.add_row("packages", done)
+        if board.dropped:
+            table.add_row("drops", self._drops())
         table.add_row("steps", bar)
         table.add_row("workers", self._workers())
         table.add_row("rate", self._rates())
@@ -237,6 +239,12 @@ class WatchView:
         if server.binding is not None:
             table.add_row("nobody more", Text(server.binding))
         return table
+
+    def _drops(self) -> Text:
+        """Drops by cause; cross-talk first and loudest, for it spoils all else."""
+        causes = sorted(self.board.dropped_by.items(), key=lambda each: (each[0] != "cross_talk", each[0]))
+        told = [Text(f"{cause} {count}", style="bold red" if cause == "cross_talk" else "") for cause, count in causes]
+        return Text(", ").join(told)
 
     def _workers(self) -> str:
         counts, server = self.board.counts(), self.server

@@ -218,7 +218,7 @@ class ArmRun:
     def _deliver(self, errand: Errand, end: TripState, submitted_s: float) -> None:
         dropped = not end["delivered"]
         if dropped:
-            self._board.dropped += 1
+            self._board.dropped_by[end["cause"] or "unknown"] += 1
         else:
             self._board.delivered += 1
         package = errand.package

@@ -19,7 +19,7 @@ ENDED_KEPT = 256
 
 @dataclass(slots=True)
 class Board:
-    """Kept by the agents, read by the sampler and by whoever shows progress."""
+    """Kept by the agents, read by the sampler and by whoever shows progress. `dropped_by` counts drops by cause."""
 
     arm: str
     packages: int
@@ -28,12 +28,17 @@ class Board:
     steps_taken: int = 0
     output_tokens: int = 0
     delivered: int = 0
-    dropped: int = 0
+    dropped_by: Counter[str] = field(default_factory=Counter[str])
     retries: int = 0
     cells: CellCounts = field(default_factory=CellCounts)
     gate: GateCounts = field(default_factory=GateCounts)
     at_s: float = 0.0
     ended: deque[int] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
+
+    @property
+    def dropped(self) -> int:
+        """Packages that were given up."""
+        return self.dropped_by.total()
 
     def counts(self) -> Counter[Phase]:
         """How many live agents are in each phase."""
