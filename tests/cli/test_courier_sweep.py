@@ -90,7 +90,9 @@ def test_repeats_of_a_run_turn_round_and_are_compared(tmp_path: Path, capsys: py
     with in_background(CourierServer()) as url:
         arguments = ["--base-url", url, "--arm", "both", "--repeats", "2", "--out", str(out), *QUICK]
         assert run(["courier", "run", *arguments]) == 0
-        assert f"polystem courier compare {out}:pooled {out}:naive" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert f"see all repeats with: polystem report {out}" in told
+        assert f"polystem courier compare {out}:pooled {out}:naive" in told
         assert run(["courier", "run", *arguments]) == 2, "records are there already"
     assert read_record(out / "repeat-0").manifest.arms == ("pooled", "naive")
     assert read_record(out / "repeat-1").manifest.arms == ("naive", "pooled")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from polystem.report import comparison_html, matrix_html, report_html, sweep_html
+from polystem.report import comparison_html, matrix_html, repeats_html, report_html, sweep_html
 from tests.harness.matrices import MATRIX
 from tests.report.matrices import synthetic_matrix
 from tests.report.synthetic import SIX_ARMS, synthetic_record
 from tests.report.test_compare_page import FOUND
+from tests.report.test_repeats_page import RUNS
 from tests.report.test_sweep_page import PLAN, SWEEP
 from tools.look_at_report import SCROLL, browser, chromium_here
 
@@ -23,6 +24,7 @@ PAGES = {
     "no floor": lambda: report_html(synthetic_record(1, 5, floor_tps=None)),
     "sweep": lambda: sweep_html(SWEEP, {floor: synthetic_record(4, 5, floor_tps=10.0) for floor in PLAN.floors_tps}),
     "comparison": lambda: comparison_html(FOUND),
+    "repeats": lambda: repeats_html(RUNS),
     "matrix": lambda: matrix_html(synthetic_matrix(), {}),
     "small matrix": lambda: matrix_html(MATRIX, {}),
 }

@@ -175,6 +175,8 @@ def run(
         _run_once(replace(settings, arms=arms), target, folder, watch=watch, as_json=json)
         for folder, arms in zip(folders, abba(settings.arms, repeats), strict=True)
     ]
+    if repeats > 1:
+        print(f"see all repeats with: polystem report {whole}", file=sys.stderr)
     if repeats > 1 and len(settings.arms) > 1:
         first, second = settings.arms[:2]
         print(f"compare them with: polystem courier compare {whole}:{first} {whole}:{second}", file=sys.stderr)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -15,9 +18,13 @@ from polystem.harness.matrix_text import markdown_of
 from polystem.harness.record import MANIFEST_NAME, Record, read_record
 from polystem.harness.sweep_record import SWEEP_NAME, Sweep, read_sweep
 from polystem.report import (
+    RepeatRun,
+    check_repeats,
     comparison_html,
     comparison_markdown,
     matrix_html,
+    repeats_html,
+    repeats_markdown,
     report_html,
     summary_markdown,
     sweep_html,
@@ -26,11 +33,12 @@ from polystem.report import (
 
 PAGE_NAME = "report.html"
 MATRIX_PAGE_NAME = "matrix.html"
+REPEAT = "repeat-"
 HELP = """Make one HTML page of what a courier command left in DIR, and print its path.
 
 DIR is the folder of a run, of a sweep, of a matrix, or of a comparison that was kept with --out. The page holds its
 data, scripts and styles; it opens without a network and reads without scripts. Beside it goes a summary in Markdown, to
-paste into a model card.
+paste into a model card. Of a run with --repeats it tells the repeats together, and leads to a page of each.
 
   polystem report first
 
@@ -58,9 +66,9 @@ def register(app: typer.Typer) -> None:
 
 def report(folder: FolderArgument, out: OutFlag = None) -> None:
     """Prints the path of the page; that of the summary goes to stderr."""
-    page, summary = _made(folder)
     name = MATRIX_PAGE_NAME if (folder / MATRIX_NAME).exists() else PAGE_NAME
     path = folder / name if out is None else out
+    page, summary = _made(folder, path.parent)
     beside = path.with_suffix(".md")
     _write(path, page)
     _write(beside, summary)
@@ -68,8 +76,8 @@ def report(folder: FolderArgument, out: OutFlag = None) -> None:
     print(f"summary in {beside}", file=sys.stderr)
 
 
-def _made(folder: Path) -> tuple[str, str]:
-    """The page and the summary of whatever the folder holds."""
+def _made(folder: Path, beside: Path) -> tuple[str, str]:
+    """The page and the summary of whatever the folder holds; `beside` is where they will be."""
     if (folder / SWEEP_NAME).exists():
         sweep = read_sweep(folder)
         return sweep_html(sweep, _first_runs(folder, sweep)), sweep_markdown(sweep)
@@ -80,6 +88,9 @@ def _made(folder: Path) -> tuple[str, str]:
         found = read_comparison(folder)
         return comparison_html(found), comparison_markdown(found)
     if not (folder / MANIFEST_NAME).exists():
+        runs = _repeats(folder, beside)
+        if runs:
+            return _of_repeats(folder, runs)
         _point_to_runs(folder)
     record = read_record(folder)
     return report_html(record), summary_markdown(record)
@@ -98,8 +109,33 @@ def _crossed_cells(folder: Path, matrix: Matrix) -> dict[str, Record]:
     return {name: read_record(folder / name) for name in names if (folder / name / MANIFEST_NAME).exists()}
 
 
+def _repeats(folder: Path, beside: Path) -> list[RepeatRun]:
+    """The repeats in a folder, with their addresses as seen from `beside`; none where it holds no repeats."""
+    folders = sorted(
+        (
+            each.parent
+            for each in folder.glob(f"{REPEAT}*/{MANIFEST_NAME}")
+            if each.parent.name[len(REPEAT) :].isdecimal()
+        ),
+        key=lambda each: int(each.name[len(REPEAT) :]),
+    )
+    return [
+        RepeatRun(each.name, quote(Path(os.path.relpath(each / PAGE_NAME, beside)).as_posix()), read_record(each))
+        for each in folders
+    ]
+
+
+def _of_repeats(folder: Path, runs: Sequence[RepeatRun]) -> tuple[str, str]:
+    """The page and the summary of all repeats; those of each are written into its folder."""
+    check_repeats(runs)
+    for run in runs:
+        _write(folder / run.name / PAGE_NAME, report_html(run.record))
+        _write((folder / run.name / PAGE_NAME).with_suffix(".md"), summary_markdown(run.record))
+    return repeats_html(runs), repeats_markdown(runs)
+
+
 def _point_to_runs(folder: Path) -> None:
-    """Raises RecordError for a folder of runs, naming them."""
+    """Raises RecordError for a folder of runs that are no repeats, naming them."""
     runs = sorted(each.parent for each in folder.glob(f"*/{MANIFEST_NAME}"))
     if runs:
         raise RecordError(

@@ -14,7 +14,7 @@ from polystem.report.charts import Chart
 from polystem.report.html import Picture, Table, element, embedded_json, section, table_html
 from polystem.report.verdict import Verdict
 
-__all__ = ["NOTICES", "Part", "Tables", "page_html"]
+__all__ = ["NOTICES", "Link", "Links", "Part", "Tables", "page_html"]
 
 NOTICES = ("echarts-NOTICE", "echarts-LICENSE", "echarts-LICENSE-d3", "zrender-LICENSE")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -29,7 +29,24 @@ class Tables:
     style: str
 
 
-Part: TypeAlias = Picture | Tables
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A page beside this one, by its relative address, and what it is."""
+
+    text: str
+    href: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A part of the page that leads to others, which are not loaded until somebody goes there."""
+
+    title: str
+    links: tuple[Link, ...]
+
+
+Part: TypeAlias = Picture | Tables | Links
 
 
 def page_html(kicker: str, verdict: Verdict, parts: Sequence[Part]) -> str:
@@ -66,6 +83,11 @@ def _contents(parts: Sequence[Part]) -> str:
 
 
 def _part(part: Part, name: str, charts: dict[str, Chart]) -> str:
+    if isinstance(part, Links):
+        items = "".join(
+            f"<li>{element('a', each.text, href=each.href)}: {element('span', each.said)}</li>" for each in part.links
+        )
+        return f'<section class="links" id="{name}">{element("h2", part.title)}<ul>{items}</ul></section>'
     if isinstance(part, Tables):
         return (
             f'<section class="{part.style}" id="{name}">{element("h2", part.title)}{table_html(part.table)}</section>'

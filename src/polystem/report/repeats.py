@@ -1,0 +1,176 @@
+"""The repeats of one run: each arm's figures over them, their spread, and the arms against the first of them.
+
+Knows no HTML. Repeats are the unit of statistics: a spread is over repeats, and a ratio pairs them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polystem.errors import ConfigError, RecordError
+from polystem.harness.compare import compare
+from polystem.harness.comparison import Comparison
+from polystem.harness.metrics import ArmSummary, summarise
+from polystem.harness.record import Record
+from polystem.harness.sides import Repeats, differences
+
+__all__ = ["COUNTS", "SPREADS", "ArmRepeats", "RepeatRun", "Spread", "arms_of", "check_repeats", "comparisons_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatRun:
+    """One repeat: its folder's name, where its own page is, and its record."""
+
+    name: str
+    href: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRepeats:
+    """One arm: its summary in every repeat in which it was begun, with the number of that repeat, from 1."""
+
+    arm: str
+    summaries: tuple[tuple[int, ArmSummary], ...]
+
+    def values(self, of: Callable[[ArmSummary], float | None]) -> list[float]:
+        """One figure in every repeat that has it."""
+        return [value for _, summary in self.summaries if (value := of(summary)) is not None]
+
+    def total(self, of: Callable[[ArmSummary], int]) -> int:
+        """A count, added up over the repeats."""
+        return sum(of(summary) for _, summary in self.summaries)
+
+    @property
+    def dropped_by(self) -> Counter[str]:
+        """Drops by cause in all repeats."""
+        return sum((Counter(summary.dropped_by) for _, summary in self.summaries), Counter[str]())
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure that is told as its median over the repeats, with the smallest and the largest."""
+
+    name: str
+    form: str
+    meaning: str
+    of: Callable[[ArmSummary], float | None]
+
+    def told(self, arm: ArmRepeats) -> str:
+        """median (smallest to largest), or a dash; how many repeats have it where not all do."""
+        values = arm.values(self.of)
+        if not values:
+            return "-"
+        few = f", {len(values)} of {len(arm.summaries)} repeats" if len(values) < len(arm.summaries) else ""
+        middle, least, most = (
+            format(each, self.form) for each in (statistics.median(values), min(values), max(values))
+        )
+        return f"{middle} ({least} to {most}{few})"
+
+
+SPREADS: tuple[Spread, ...] = (
+    Spread("wall, s", ".1f", "From the first submission to the last delivery.", lambda s: s.wall_s),
+    Spread(
+        "delivery from submission, s",
+        ".1f",
+        "From the submission of a package to its delivery: the median package of each repeat.",
+        lambda s: None if s.delivery_from_submission_s is None else s.delivery_from_submission_s.p50,
+    ),
+    Spread(
+        "delivery from admission, s",
+        ".1f",
+        "The same from the admission of a package's first turn.",
+        lambda s: None if s.delivery_from_admission_s is None else s.delivery_from_admission_s.p50,
+    ),
+    Spread("aggregate rate, tokens/s", ".1f", "Output tokens of all agents over time.", lambda s: s.aggregate_tps),
+    Spread(
+        "stream rate, tokens/s",
+        ".1f",
+        "Rate of one agent in windows of 2 s of its decode time: the median of each repeat.",
+        lambda s: None if s.window_tps is None else s.window_tps.p50,
+    ),
+    Spread("strict rate, tokens/s", ".1f", "Output tokens over turn time without tools.", lambda s: s.strict_tps),
+    Spread("under the floor", ".1%", "Share of stream decode time below the floor.", lambda s: s.under_share),
+    Spread("under half of it", ".1%", "Share of stream decode time below half of the floor.", lambda s: s.deep_share),
+    Spread("held, s", ".1f", "Time for which turns were held by the gate, all workers together.", lambda s: s.held_s),
+    Spread("workers", ".1f", "Agents between admission and end, time average.", lambda s: s.workers_mean),
+    Spread("prefilled, tokens", ".0f", "Prompt tokens that had to be computed.", lambda s: s.prefilled_tokens),
+    Spread(
+        "cells at peak",
+        ".0f",
+        "KV cells in use at the fullest sample.",
+        lambda s: None if s.cells is None else s.cells.used_peak,
+    ),
+    Spread(
+        "reduction over time",
+        ".2f",
+        "Naive over used cells, both added up over the samples.",
+        lambda s: None if s.cells is None else s.cells.reduction_mean,
+    ),
+)
+
+
+COUNTS: tuple[tuple[str, str, Callable[[ArmSummary], int]], ...] = (
+    ("lost", "Without an end, or ended by what the model did not do. Must be 0.", lambda s: s.lost),
+    ("wrong calls", "Calls that were answered with an error.", lambda s: s.errors),
+    ("cross-talk", "Calls that named another package. Must be 0.", lambda s: s.crossed),
+    ("retried", "Attempts at a turn that were made again.", lambda s: s.retried),
+)
+"""What is added up over the repeats."""
+
+
+def check_repeats(runs: Sequence[RepeatRun]) -> None:
+    """Raises RecordError where the runs are no repeats of each other, naming what differs."""
+    first, *others = runs
+    for run in others:
+        differ = differences(_side(first.record), _side(run.record))
+        for name, ours, theirs in (
+            ("arms", sorted(first.record.manifest.arms), sorted(run.record.manifest.arms)),
+            ("floor_tps", first.record.manifest.floor_tps, run.record.manifest.floor_tps),
+        ):
+            if ours != theirs:
+                differ[name] = (ours, theirs)
+        if differ:
+            told = "; ".join(f"{name} is {ours!r} and {theirs!r}" for name, (ours, theirs) in differ.items())
+            raise RecordError(
+                f"{first.name} and {run.name} are no repeats of each other: {told}",
+                hint="make a page of each by naming its folder",
+            )
+
+
+def _side(record: Record, arm: str = "") -> Repeats:
+    return Repeats(arm, arm, (record,))
+
+
+def arms_of(runs: Sequence[RepeatRun]) -> tuple[ArmRepeats, ...]:
+    """Every arm that was asked for, in the order of the first repeat."""
+    return tuple(
+        ArmRepeats(
+            arm,
+            tuple(
+                (repeat, summarise(run.record, arm)) for repeat, run in enumerate(runs, 1) if arm in run.record.arms()
+            ),
+        )
+        for arm in runs[0].record.manifest.arms
+    )
+
+
+def comparisons_of(runs: Sequence[RepeatRun]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """Every further arm against the first, repeat by repeat, and why others could not be; of whole repeats alone."""
+    records = tuple(run.record for run in runs if not run.record.unfinished)
+    first, *others = runs[0].record.manifest.arms
+    if not others:
+        return (), ()
+    if len(records) < 2:
+        return (), ("Fewer than two repeats are whole, so no arm is held against another.",)
+    found: list[Comparison] = []
+    refused: list[str] = []
+    for arm in others:
+        try:
+            found.append(compare(Repeats(arm, arm, records), Repeats(first, first, records)))
+        except ConfigError as exc:
+            refused.append(f"{exc.message}.")
+    return tuple(found), tuple(refused)
