@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, nan
+from math import inf, nan, sqrt
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polystem.capacity.floor import share_under_floor
+from polystem.capacity.forecast import Forecast, Outside
 from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, Shape, plan
 from polystem.capacity.step_model import Fit, FitTimes
 from polystem.errors import ConfigError
@@ -48,7 +49,7 @@ def test_the_floor_for_so_many_lets_in_so_many_and_a_higher_one_does_not(
     curve = plan(fit, shape, (), limits)
     floor_tps = curve.floor_for(workers)
     if floor_tps is None:
-        assert workers > curve.most_fitting
+        assert workers > curve.most
         assert curve.at(1e-3).workers < workers
     elif floor_tps > 1e-2:
         assert curve.at(floor_tps).workers >= workers
@@ -66,9 +67,11 @@ def test_who_is_let_in_meets_the_gates_conditions_and_one_more_does_not(
 
     def lets_in(workers: int) -> bool:
         crowd = curve.crowd(workers)
+        fewer = {each for each in (workers - 1, 3 * workers // 4, workers // 2) if each}
         return (
             share_under_floor(workers, floor_tps, shape.demand, of, crowd) <= 0.05 * 0.92
             and of.upper_s(crowd.load(workers)) <= 2 / floor_tps
+            and all(curve.fleet_tps(each) <= curve.fleet_tps(workers) * (1 + 1e-6) for each in fewer)
             and shape.prefix_tokens + workers * shape.private_tokens <= 0.9 * limits.cells_total
             and workers <= limits.seats_total
         )
@@ -86,6 +89,7 @@ def test_who_is_let_in_meets_the_gates_conditions_and_one_more_does_not(
         ("burst", replace(SHAPE, think_s=600), LIMITS, 10.0),
         ("cells", SHAPE, replace(LIMITS, cells_total=4096), 5.0),
         ("seats", SHAPE, replace(LIMITS, seats_total=3), 5.0),
+        ("no gain", replace(SHAPE, think_s=0.0, private_tokens=4000), replace(LIMITS, cells_total=10**6), 0.5),
     ],
 )
 def test_the_condition_that_refuses_the_next_is_named(
@@ -94,6 +98,39 @@ def test_the_condition_that_refuses_the_next_is_named(
     point = plan(FIT, shape, [floor_tps], limits).points[0]
     assert point.binding == binding
     assert point.workers == point.limits[binding] == min(point.limits.values())
+
+
+def test_nobody_is_let_in_at_any_floor_who_would_slow_all_together() -> None:
+    """Where each stream reads every cell, N workers decode N / (A + B*N + C*N^2) tokens a second: most at sqrt(A/C)."""
+    shape, cells = replace(SHAPE, think_s=0.0, private_tokens=4000), replace(LIMITS, cells_total=10**6)
+    curve = plan(FIT, shape, (), cells)
+    base_s = FIT.base_s + FIT.per_cell_s * shape.prefix_tokens
+    peak = sqrt(base_s / (FIT.per_read_s * shape.private_tokens))
+    assert curve.most == curve.most_by["no gain"] in (int(peak), int(peak) + 1)
+    assert curve.floor_for(curve.most + 1) is None
+    assert curve.staircase()[-1][0] == curve.most
+    assert curve.at(1e-3).binding == "no gain"
+    assert plan(FIT, shape, (), replace(cells, least_gain=0.0)).most > curve.most, "the rule is off"
+    thinks = plan(FIT, replace(shape, think_s=30.0), (), cells)
+    assert thinks.most > curve.most, "who thinks does not decode"
+
+
+@given(shapes, st.integers(1, 64))
+@settings(deadline=None, max_examples=60)
+def test_all_together_decode_what_the_gate_forecasts(shape: Shape, workers: int) -> None:
+    forecast = Forecast(FitTimes(FIT))
+    forecast.refresh(shape.demand, Outside())
+    curve = curve_of(shape)
+    assert curve.fleet_tps(workers) == pytest.approx(forecast.fleet_tps(workers, shape.cells(workers)), rel=0.05)
+
+
+def test_the_step_that_decides_has_the_streams_the_cells_and_the_prompts_of_a_point() -> None:
+    curve = curve_of(replace(SHAPE, result_tokens=80))
+    point = curve.at(5)
+    load = curve.load(point)
+    assert (load.decoding, load.cells_read) == (point.k_star, curve.shape.cells(point.workers))
+    assert load.prefill_tokens == 2 * point.k_star, "80 come with each 40"
+    assert curve.load(curve.at(1000)).decoding == 1
 
 
 def test_a_floor_out_of_reach_still_has_one_worker() -> None:
@@ -111,20 +148,20 @@ def test_points_come_in_the_order_that_was_asked_for() -> None:
 def test_the_curve_falls_with_every_worker_and_ends_where_cells_do() -> None:
     curve = curve_of(limits=replace(LIMITS, cells_total=16_384))
     stairs = curve.staircase()
-    assert [workers for workers, _ in stairs] == list(range(1, curve.most_fitting + 1))
+    assert [workers for workers, _ in stairs] == list(range(1, curve.most + 1))
     heights = [floor for _, floor in stairs]
     assert heights == sorted(heights, reverse=True)
     assert heights[0] == curve.alone_tps
     assert curve.staircase(5) == stairs[:5]
-    assert curve.floor_for(curve.most_fitting + 1) is None
+    assert curve.floor_for(curve.most + 1) is None
 
 
 def test_shared_cells_count_once() -> None:
     assert SHAPE.cells(8) == 1216 + 8 * 400
-    pooled = curve_of(limits=replace(LIMITS, cells_total=16_384)).most_fitting
+    pooled = curve_of(limits=replace(LIMITS, cells_total=16_384)).most
     private = curve_of(replace(SHAPE, prefix_tokens=0, private_tokens=1616), replace(LIMITS, cells_total=16_384))
     assert pooled == 33
-    assert private.most_fitting == 9
+    assert private.most == 9
 
 
 def test_prompts_that_come_with_each_turn_take_their_share() -> None:
@@ -155,7 +192,13 @@ def test_the_gate_admits_up_to_its_share_less_the_hysteresis() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("prefix_tokens", -1), ("private_tokens", 0), ("turn_tokens", 0), ("think_s", nan), ("result_tokens", inf)],
+    [
+        ("prefix_tokens", -1),
+        ("private_tokens", 0),
+        ("turn_tokens", 0),
+        ("think_s", nan),
+        ("result_tokens", inf),
+    ],
 )
 def test_an_impossible_shape_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):
@@ -164,7 +207,14 @@ def test_an_impossible_shape_is_refused(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("cells_total", 0), ("seats_total", 0), ("cell_line", 1.1), ("under_share", -0.1), ("upper_z", nan)],
+    [
+        ("cells_total", 0),
+        ("seats_total", 0),
+        ("cell_line", 1.1),
+        ("under_share", -0.1),
+        ("upper_z", nan),
+        ("least_gain", 2),
+    ],
 )
 def test_impossible_limits_are_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=name):

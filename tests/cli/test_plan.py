@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -78,9 +80,11 @@ def test_floors_and_workers_are_answered_as_the_planner_answers_them(
     curve = plan(FIT, Shape(1000, 200, 30, 2), (10, 20), PlanLimits(8192, seats_total=63))
     assert [point["workers"] for point in answer["floors"]] == [point.workers for point in curve.points]
     assert answer["workers"] == [
-        {"workers": 3, "floor_tps": pytest.approx(curve.floor_for(3))},
-        {"workers": 500, "floor_tps": None},
+        {"workers": 3, "floor_tps": pytest.approx(curve.floor_for(3)), "binding": None},
+        {"workers": 500, "floor_tps": None, "binding": "cells"},
     ]
+    assert answer["doubt"]["coefficients"] == []
+    assert 0 < answer["doubt"]["of_step"] < 0.1
     assert answer["limits"]["seats_total"] == 63, "the pool takes one"
 
 
@@ -99,14 +103,76 @@ def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
 ) -> None:
     keep()
     assert run(["plan", *SHAPE, "--floor", "15", "--workers", "4", "--workers", "99"]) == 0
-    text = capsys.readouterr().out
-    assert "courier-nano-f16.gguf: 4000 steps, the last at 2023-11-14 22:13 UTC, on " in text
-    assert "step = 10 ms (±0.1) + 2 ms (±0.01) for each stream + 1 us" in text
-    assert "worker: P 1000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8192 cells, 63 sequences" in text
+    text, warned = capsys.readouterr()
+    assert "courier-nano-f16.gguf: 4,000 steps, the last at 2023-11-14 22:13 UTC, on " in text
+    words = " ".join(text.split())
+    assert "a step 10.0 ± 0.1 ms + each stream 2.00 ± 0.01 ms + 1,000 cells 1.00 ± 0.01 ms read once for all" in words
+    assert "+ a prompt token 0.100 ± 0.001 ms" in words
+    assert "worker: P 1,000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8,192 cells, 63 sequences" in text
     assert "4 workers: a floor of " in text
-    assert "99 workers do not fit: cells and sequences take 31" in text
+    assert "99 workers do not fit: cells take 31" in text
     assert "workers  highest floor, tokens/s\n      1  " in text
     assert "####" in text
+    assert "Not known here: contexts of all ages" in text
+    assert max(map(len, text.splitlines()[1:])) <= 120
+    assert warned == "", "a fit that is well known is warned of by nothing"
+
+
+NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+
+
+def test_no_figure_is_raw(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    fit = Fit(1 / 97, 1 / 487, 1 / 983_111, 1 / 9871, (1 / 9733, 1 / 99_991, 1e-8 / 3, 1e-6 / 7), 26_669, 1e-3)
+    keep(fit=fit, demand=Demand(think_s=2 / 7, turn_tokens=89 / 3))
+    assert run(["plan", "--prefix-tokens", "1000", "--private-tokens", "200", "--floor", "15", "--workers", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "29.7 tokens a turn, 0.286 s in tools" in "\n".join(lines)
+    for line in lines[1:]:
+        for number in NUMBER.findall(line):
+            assert len(number.replace(",", "").replace(".", "").lstrip("0")) <= 4, line
+
+
+def test_a_fit_that_knows_little_is_warned_of_with_what_it_does_not_know_and_what_helps(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(fit=replace(FIT, deviations=(1e-4, 2e-3, 1e-8, 1e-6)))
+    assert run(["plan", *SHAPE, "--floor", "15"]) == 0
+    warned = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"warning: the steps of this plan are known to ±\d\d% only; more agents may fit, or fewer", warned[0]
+    )
+    assert re.match(r"  not well known: what each stream adds, 2.0 ± 2.0 ms \(\d\d% of a step\)", warned[1])
+    assert warned[2].startswith("hint: what makes it surer is load on a server: few agents at a time, then many; ")
+    assert warned[3].startswith("  polystem courier run --mode replay ")
+    assert len(warned) == 4
+
+
+def test_parts_that_are_known_together_are_a_note(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    apart = (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    keep(fit=replace(FIT, per_stream_s=0.05, deviations=(1e-2, 1e-2, 1e-8, 1e-6), correlations=apart))
+    assert run(["plan", *SHAPE, "--floor", "19"]) == 0
+    warned = capsys.readouterr().err
+    assert warned.startswith("note: the steps of this plan are known to ±")
+    assert "  not well known: what a step takes by itself, 10 ± 10 ms (" in warned
+
+
+def test_few_steps_are_warned_of(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(fit=replace(FIT, samples=60))
+    assert run(["plan", *SHAPE, "--model", "bundled"]) == 0
+    assert capsys.readouterr().err.startswith("warning: only 60 steps were measured\nhint: ")
+
+
+READS = replace(FIT, per_read_s=1e-6, read_deviation_s=1e-9)
+
+
+def test_more_than_gain_are_let_in_at_no_floor(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(fit=READS)
+    shape = [*SHAPE[:-1], "0", "--floor", "1", "--workers", "30"]
+    assert run(["plan", *shape]) == 0
+    text = capsys.readouterr().out
+    most = plan(READS, Shape(1000, 200, 30, 0), (), PlanLimits(8192, seats_total=63)).most
+    assert re.search(rf"^ +1 +{most} .* no gain", text, re.MULTILINE)
+    assert f"30 workers are let in at no floor: beyond {most} one more would slow all together" in text
 
 
 def test_without_floors_a_range_of_them_is_shown(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,9 @@
 """How many workers of a shape a floor allows, and which floor so many workers allow: from a fit, without an engine.
 
-It applies the gate's conditions of floor, burst, cells and seats to a crowd of equal workers that have grown to their
-size. Knows no queue and no time. The gate may stop earlier: it also looks ahead at how contexts grow just now, and lets
-nobody in who would make all together slower, and lets in more than eps by itself allows while less is missed.
+It applies the gate's conditions to a crowd of equal workers that have grown to their size: of floor, burst, gain, cells
+and seats. The gate looks at those who begin together at several moments of their way, of which the last, when all have
+grown, decides. Knows no queue, no ages, no other load, and nothing of what the gate learns as it goes: how often the
+floor is missed, by which it lets in more or fewer than eps by itself allows.
 Invariant: `floor_for(n)` is the highest floor at which these conditions let n of them in.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Literal
 
 from polystem.capacity.floor import Crowd, Demand, most_at_floor, most_that_hold, most_workers, share_under_floor
@@ -20,11 +21,13 @@ from polystem.errors import ConfigError
 
 __all__ = ["Binding", "PlanCurve", "PlanLimits", "PlanPoint", "Shape", "plan"]
 
-Binding = Literal["floor", "burst", "cells", "seats"]
+Binding = Literal["floor", "burst", "no gain", "cells", "seats"]
 
 _LEAST_FLOOR_TPS = 1e-3
 _CLOSE = 1e-4
 _MOST_PREFILL_SHARE = 0.9
+_AS_MUCH = 1 - 1e-9
+"""Two rates that differ by less are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class PlanLimits:
         under_share: eps, the share of stream time that may fall under the floor.
         hysteresis: the gate admits up to eps * (1 - hysteresis).
         upper_z: deviations between the mean and the upper bound of a step.
+        least_gain: with one more, all together have to decode this part of what fewer would.
     """
 
     cells_total: int
@@ -81,12 +85,13 @@ class PlanLimits:
     under_share: float = 0.05
     hysteresis: float = 0.08
     upper_z: float = 1.64
+    least_gain: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("cells_total", "seats_total"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, the least is 1")
-        for name in ("cell_line", "under_share", "hysteresis"):
+        for name in ("cell_line", "under_share", "hysteresis", "least_gain"):
             value: float = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ConfigError(f"{name} is {value!r}, it lies between 0 and 1")
@@ -127,7 +132,7 @@ class PlanPoint:
 class PlanCurve:
     """Floors against workers for one shape on one machine; `points` has the floors that were asked for, in their order.
 
-    `most_fitting` is what cells and seats allow at any floor.
+    `most` is what cells, seats and gain allow at any floor, and `most_by` each of them by itself.
     """
 
     fit: Fit
@@ -136,8 +141,15 @@ class PlanCurve:
     points: tuple[PlanPoint, ...]
 
     @cached_property
-    def most_fitting(self) -> int:
-        return min(self._most_by_cells(), self.limits.seats_total)
+    def most_by(self) -> dict[Binding, int]:
+        """The most workers by each condition that knows no floor."""
+        seats = self.limits.seats_total
+        return {"no gain": most_that_hold(seats + 1, self._gains), "cells": self._most_by_cells(), "seats": seats}
+
+    @property
+    def most(self) -> int:
+        """The most workers at any floor; one at least, for one is always admitted."""
+        return max(1, min(self.most_by.values()))
 
     @property
     def alone_tps(self) -> float:
@@ -148,16 +160,11 @@ class PlanCurve:
         """How many workers a floor allows."""
         if not (isfinite(floor_tps) and floor_tps > 0):
             raise ConfigError(f"floor_tps is {floor_tps!r}, it must be above 0")
-        seats = self.limits.seats_total
+        limit, line = self.limits.seats_total + 1, self.limits.share_line
         most: dict[Binding, int] = {
-            "floor": most_workers(
-                floor_tps, self.shape.demand, self._times, self.crowd, eps=self.limits.share_line, limit=seats + 1
-            ),
-            "burst": most_that_hold(
-                seats + 1, lambda workers: self._keeps_half(workers, floor_tps, self.crowd(workers))
-            ),
-            "cells": self._most_by_cells(),
-            "seats": seats,
+            "floor": most_workers(floor_tps, self.shape.demand, self._times, self.crowd, eps=line, limit=limit),
+            "burst": most_that_hold(limit, lambda workers: self._keeps_half(workers, floor_tps)),
+            **self.most_by,
         }
         binding = min(most, key=lambda name: most[name])
         workers = max(1, most[binding])
@@ -169,32 +176,43 @@ class PlanCurve:
             binding=binding,
             keeps_floor=most["floor"] > 0,
             limits=most,
-            share_under=share_under_floor(workers, floor_tps, self.shape.demand, self._times, crowd),
+            share_under=self._share_under(workers, floor_tps),
             worst_tps=(1 - crowd.prefill_share) / self._times.mean_s(crowd.load(workers)),
         )
 
     def floor_for(self, workers: int) -> float | None:
-        """The highest floor in tokens/s at which so many are let in; None where cells or seats do not take them."""
+        """The highest floor in tokens/s at which so many are let in; None where they are not at any."""
         if workers < 1:
             raise ConfigError(f"workers is {workers}, the least is 1")
-        if workers > max(1, self.most_fitting):
+        if workers > self.most:
             return None
         crowd = self.crowd(workers)
         step_s = self._times.mean_s(crowd.load(1)) / (1 - crowd.prefill_share)
         low, high = 0.0, 1 / step_s
         while high - low > _CLOSE * high and high > _LEAST_FLOOR_TPS:
             middle = (low + high) / 2
-            if self._lets_in(workers, middle, crowd):
+            if self._share_under(workers, middle) <= self.limits.share_line and self._keeps_half(workers, middle):
                 low = middle
             else:
                 high = middle
         return low
 
     def staircase(self, most: int | None = None) -> tuple[tuple[int, float], ...]:
-        """(workers, highest floor) for 1 .. `most` or as many as fit: the curve, every step of it."""
-        last = max(1, min(self.most_fitting, most or self.most_fitting))
-        floors = ((workers, self.floor_for(workers)) for workers in range(1, last + 1))
+        """(workers, highest floor) for 1 .. `most` or as many as there may be: the curve, every step of it."""
+        floors = ((workers, self.floor_for(workers)) for workers in range(1, min(self.most, most or self.most) + 1))
         return tuple((workers, floor) for workers, floor in floors if floor is not None)
+
+    def fleet_tps(self, workers: int) -> float:
+        """Tokens a second that so many decode together once they have grown, prompts aside."""
+        first_s, more_s = self._turn_line(self.shape.cells(workers), 0.0)
+        streams = _mean_streams(workers, self.shape.think_s, first_s, more_s)
+        return workers * self.shape.turn_tokens / (self.shape.think_s + first_s + more_s * streams)
+
+    def load(self, point: PlanPoint) -> StepLoad:
+        """The step that decides about a point: as many streams as may decode at once, with the prompts they bring."""
+        streams = max(1, point.k_star)
+        prompts = round(streams * self.shape.result_tokens / self.shape.turn_tokens)
+        return StepLoad(streams, self.shape.cells(point.workers), prompts)
 
     def crowd(self, workers: int) -> Crowd:
         """What so many workers bring: their cells, all of them read in every step, and the prompts of their turns."""
@@ -205,12 +223,23 @@ class PlanCurve:
     def _times(self) -> FitTimes:
         return FitTimes(self.fit, StepModelSettings(upper_z=self.limits.upper_z))
 
-    def _lets_in(self, workers: int, floor_tps: float, crowd: Crowd) -> bool:
-        share = share_under_floor(workers, floor_tps, self.shape.demand, self._times, crowd)
-        return share <= self.limits.share_line and self._keeps_half(workers, floor_tps, crowd)
+    def _share_under(self, workers: int, floor_tps: float) -> float:
+        return share_under_floor(workers, floor_tps, self.shape.demand, self._times, self.crowd(workers))
 
-    def _keeps_half(self, workers: int, floor_tps: float, crowd: Crowd) -> bool:
-        return self._times.upper_s(crowd.load(workers)) <= 2 / floor_tps
+    def _keeps_half(self, workers: int, floor_tps: float) -> bool:
+        return self._times.upper_s(self.crowd(workers).load(workers)) <= 2 / floor_tps
+
+    def _gains(self, workers: int) -> bool:
+        """Whether so many decode about as many tokens/s together as fewer would.
+
+        Of the number of workers their rate has one peak, so that this fails for good once it fails.
+        """
+        if workers < 2:
+            return True
+        most_tps = self.fleet_tps(workers) / self.limits.least_gain if self.limits.least_gain else inf
+        return all(
+            self.fleet_tps(fewer) * _AS_MUCH <= most_tps for fewer in (workers - 1, 3 * workers // 4, workers // 2)
+        )
 
     def _most_by_cells(self) -> int:
         line = int(self.limits.cell_line * self.limits.cells_total)
@@ -233,18 +262,23 @@ class PlanCurve:
         return low
 
     def _cycle_s(self, workers: int, cells: int, share: float, prompt_s: float) -> float:
-        """Seconds from one turn to the next of the same worker, with the streams at their mean number k.
-
-        k solves k * (Z + prompt + r + s*k) = N * (r + s*k), where a turn decodes for r + s*k seconds.
-        """
-        per_step = self.shape.turn_tokens / (1 - share)
+        """Seconds from one turn to the next of the same worker, with the streams at their mean number."""
         rest_s = self.shape.think_s + prompt_s
-        first_s = per_step * self.fit.mean_s(StepLoad(0, cells))
+        first_s, more_s = self._turn_line(cells, share)
+        return rest_s + first_s + more_s * _mean_streams(workers, rest_s, first_s, more_s)
+
+    def _turn_line(self, cells: int, share: float) -> tuple[float, float]:
+        """r and s, where a turn decodes for r + s*k seconds while k streams do."""
+        per_step = self.shape.turn_tokens / (1 - share)
         more_s = per_step * (self.fit.per_stream_s + self.fit.per_read_s * cells)
-        half = (rest_s + first_s - workers * more_s) / 2
-        root = sqrt(half * half + more_s * workers * first_s)
-        streams = workers * first_s / (half + root) if half >= 0 else (root - half) / more_s
-        return rest_s + first_s + more_s * streams
+        return per_step * self.fit.mean_s(StepLoad(0, cells)), more_s
+
+
+def _mean_streams(workers: int, rest_s: float, first_s: float, more_s: float) -> float:
+    """k, which solves k * (rest + r + s*k) = N * (r + s*k): those of N workers that do not rest decode."""
+    half = (rest_s + first_s - workers * more_s) / 2
+    root = sqrt(half * half + more_s * workers * first_s)
+    return workers * first_s / (half + root) if half >= 0 else (root - half) / more_s
 
 
 def plan(fit: Fit, shape: Shape, floors_tps: Iterable[float], limits: PlanLimits) -> PlanCurve:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import floor as rounded_down
+from math import log10
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,33 +18,66 @@ from rich.console import Console
 from rich.table import Table
 
 from polystem.capacity.fits import FitStore, StoredFit
-from polystem.capacity.plan import PlanCurve, PlanLimits, PlanPoint, Shape, plan
+from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, PlanPoint, Shape, plan
+from polystem.capacity.plan_doubt import Doubt, doubts, step_doubt
 from polystem.cli.chart import Axis, Chart, Line, chart_svg
 from polystem.cli.config import BUNDLED_MODEL, model_path
 from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.machine import this_machine
 from polystem.errors import ConfigError
 
+PER_THOUSAND = ("per_cell_s", "per_read_s")
 BAR_COLUMNS = 40
 CURVE_ROWS = 20
 FLOORS_SHOWN = 8
-STOPPED_BY = {"floor": "floor", "burst": "burst: half the floor", "cells": "cells", "seats": "sequences"}
+STOPPED_BY = {
+    "floor": "floor",
+    "burst": "burst",
+    "no gain": "no gain",
+    "cells": "cells",
+    "seats": "sequences",
+}
 LEGEND = """at once: how many of them may decode in one step at the floor
 under: predicted share of stream time under it; worst: tokens/s of each when all decode at once
+burst: if all decoded at once, all would be below half the floor; no gain: one more would slow all together
 """
+UNKNOWN = """
+All are taken as grown. Not known here: contexts of all ages, which read less; other requests and
+programs; tools that return together; and how well the gate keeps its floor: while it does it lets
+in more and holds turns that do not fit, else fewer."""
+DOUBTFUL_STEP = 0.1
+FEW_STEPS = 500
+PART_OF = {
+    "base_s": "what a step takes by itself",
+    "per_stream_s": "what each stream adds",
+    "per_cell_s": "what each cell adds that a step reads",
+    "per_prefill_token_s": "what each prompt token adds",
+    "per_read_s": "what each cell adds that a row reads for itself",
+}
+LEARNT_BY = {
+    "base_s": "few agents at a time, then many",
+    "per_stream_s": "few agents at a time, then many",
+    "per_cell_s": "short contexts and long ones",
+    "per_prefill_token_s": "prompts that come while others decode",
+    "per_read_s": "short contexts and long ones",
+}
 HELP = """Say how many agents of a shape this machine carries at a floor, and which floor so many agents allow.
 
 No engine is started. The answer comes from the step times that `polystem serve` measured for this model on this machine
-and kept, by the gate's rules for workers that have grown to their size, with its defaults.
+and kept, by the gate's rules, with its defaults.
 
   polystem plan --prefix-tokens 1216 --private-tokens 400 --turn-tokens 28 --think-s 2
 
   polystem plan --prefix-tokens 1216 --private-tokens 400 --floor 10 --floor 15 --workers 16 --svg plan.svg
 
-A worker shares a prefix of P tokens, holds S cells of its own, decodes L tokens a turn, and then works in its tools for
-Z seconds. Two rules come from the floor: streams are under it for at most 5 percent of their time, and even if all
-decoded at once nobody would fall below half of it. Two come from the engine: cells, and sequences. The gate may stop
-earlier, for contexts that grow fast or where one more would slow all together.
+A worker shares a prefix of P tokens, holds S cells of its own once it has grown, decodes L tokens a turn, and then
+works in its tools for Z seconds. Three rules are about speed: streams are under the floor for at most 5 percent of
+their time; even if all decoded at once nobody would fall below half of it; and one more does not slow all together.
+Two come from the engine: cells, and sequences.
+
+All workers are taken as grown, as they are at one moment if they began together; a fleet of all ages reads fewer cells,
+and the gate lets more in as it sees that. What no plan knows besides: other requests and programs on the machine, tools
+that return together, and how well the gate keeps its floor. A warning says where too little was measured.
 """
 
 ModelFlag = Annotated[str, typer.Option(metavar="FILE", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
@@ -98,6 +133,8 @@ def plan_command(
     )
     curve = plan(stored.fit, shape, tuple(floor or ()), limits)
     points = curve.points or tuple(curve.at(each) for each in _range_of_floors(curve))
+    for line in doubt_lines(curve, points, model):
+        print(line, file=sys.stderr)
     if as_json:
         print(orjson.dumps(_told(stored, curve, points, workers or ()), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -144,16 +181,56 @@ def _rounded(value: float) -> float:
 
 
 def _told(stored: StoredFit, curve: PlanCurve, points: Sequence[PlanPoint], workers: Sequence[int]) -> dict[str, Any]:
+    loads = [curve.load(point) for point in points]
     return {
         "model": stored.model,
         "measured": {"at_s": stored.at_s, **asdict(stored.key)},
         "fit": asdict(stored.fit),
+        "doubt": {
+            "of_step": step_doubt(curve.fit, loads),
+            "coefficients": [asdict(each) for each in doubts(curve.fit, loads)],
+        },
         "shape": asdict(curve.shape),
         "limits": asdict(curve.limits),
         "floors": [asdict(point) for point in points],
-        "workers": [{"workers": each, "floor_tps": curve.floor_for(each)} for each in workers],
+        "workers": [_workers_object(curve, each) for each in workers],
         "curve": [{"workers": each, "floor_tps": floor_tps} for each, floor_tps in curve.staircase()],
     }
+
+
+def _workers_object(curve: PlanCurve, workers: int) -> dict[str, Any]:
+    floor_tps = curve.floor_for(workers)
+    return {"workers": workers, "floor_tps": floor_tps, "binding": None if floor_tps else _most_binding(curve)}
+
+
+def doubt_lines(curve: PlanCurve, points: Sequence[PlanPoint], model: str) -> list[str]:
+    """What is not well known of the steps that these answers hang on, and what to do; nothing where they are known."""
+    fit, loads = curve.fit, [curve.load(point) for point in points]
+    unsure, of_step = doubts(fit, loads), step_doubt(fit, loads)
+    if fit.samples >= FEW_STEPS and of_step <= DOUBTFUL_STEP and not unsure:
+        return []
+    if fit.samples < FEW_STEPS:
+        lines = [f"warning: only {fit.samples:,} steps were measured"]
+    elif of_step > DOUBTFUL_STEP:
+        lines = [f"warning: the steps of this plan are known to ±{of_step:.0%} only; more agents may fit, or fewer"]
+    else:
+        lines = [f"note: the steps of this plan are known to ±{of_step:.0%}, their parts less well"]
+    lines += [f"  not well known: {_doubt_text(each)}" for each in unsure]
+    ways = list(dict.fromkeys(LEARNT_BY[each.name] for each in unsure)) or ["the load that you plan for"]
+    return [
+        *lines,
+        f"hint: what makes it surer is load on a server: {'; '.join(ways)}; for example",
+        "  polystem courier run --mode replay --packages 32 --arm pooled-static:2 --arm pooled-static:16"
+        + ("" if model == BUNDLED_MODEL else f" --model {model}"),
+    ]
+
+
+def _doubt_text(doubt: Doubt) -> str:
+    value, deviation = _with_spread(doubt.value_s * 1e3, doubt.deviation_s * 1e3)
+    if doubt.name in PER_THOUSAND:
+        value, deviation = _with_spread(doubt.value_s * 1e6, doubt.deviation_s * 1e6)
+    unit = "ms for 1,000 of them" if doubt.name in PER_THOUSAND else "ms"
+    return f"{PART_OF[doubt.name]}, {value} ± {deviation} {unit} ({doubt.of_step:.0%} of a step)"
 
 
 def _tell(stored: StoredFit, curve: PlanCurve, points: Sequence[PlanPoint], workers: Sequence[int]) -> None:
@@ -165,29 +242,42 @@ def _tell(stored: StoredFit, curve: PlanCurve, points: Sequence[PlanPoint], work
     for each in workers:
         console.print(_floor_line(curve, each), markup=False)
     console.print("\nworkers  highest floor, tokens/s", markup=False)
-    for line in curve_lines(curve.staircase()):
+    for line in (*curve_lines(curve.staircase()), UNKNOWN):
         console.print(line, markup=False)
 
 
-def _about(stored: StoredFit) -> tuple[str, str]:
+def _about(stored: StoredFit) -> tuple[str, ...]:
+    """What was measured, and the parts of a step."""
     fit, at = stored.fit, datetime.fromtimestamp(stored.at_s, UTC)
-    a, b, c, d = fit.deviations
-    return (
-        f"{stored.model}: {fit.samples} steps, the last at {at:%Y-%m-%d %H:%M} UTC, on {stored.key.machine}",
-        f"step = {_ms(fit.base_s, a)} + {_ms(fit.per_stream_s, b)} for each stream + "
-        f"{_us(fit.per_cell_s, c)} for each cell + {_us(fit.per_prefill_token_s, d)} for each prompt token + "
-        f"{_ns(fit.per_read_s, fit.read_deviation_s)} for each cell that a row reads",
-    )
+    rows = [
+        ("a step", fit.base_s * 1e3, fit.deviations[0] * 1e3, ""),
+        ("each stream", fit.per_stream_s * 1e3, fit.deviations[1] * 1e3, ""),
+        ("1,000 cells", fit.per_cell_s * 1e6, fit.deviations[2] * 1e6, "  read once for all"),
+        (
+            "1,000 cells",
+            fit.per_read_s * 1e6,
+            fit.read_deviation_s * 1e6,
+            "  for each stream or prompt token beside it",
+        ),
+        ("a prompt token", fit.per_prefill_token_s * 1e3, fit.deviations[3] * 1e3, ""),
+    ]
+    parts = [
+        f"{'  ' if not index else '+ '}{name:<14}  {value:>7} ± {deviation} ms{more}"
+        for index, (name, each, spread, more) in enumerate(rows)
+        for value, deviation in [_with_spread(each, spread)]
+    ]
+    learnt = f"{stored.model}: {fit.samples:,} steps, the last at {at:%Y-%m-%d %H:%M} UTC, on {stored.key.machine}"
+    return (learnt, *parts)
 
 
 def _about_shape(curve: PlanCurve) -> str:
     shape, limits = curve.shape, curve.limits
-    turn = f"{shape.turn_tokens:g} tokens a turn"
+    turn = f"{_plain(shape.turn_tokens)} tokens a turn"
     if shape.result_tokens:
-        turn += f", {shape.result_tokens:g} prompt tokens with each"
+        turn += f", {_plain(shape.result_tokens)} prompt tokens with each"
     return (
-        f"worker: P {shape.prefix_tokens} shared, S {shape.private_tokens} private, {turn}, {shape.think_s:g} s in "
-        f"tools; {limits.cells_total} cells, {limits.seats_total} sequences for workers"
+        f"worker: P {shape.prefix_tokens:,} shared, S {shape.private_tokens:,} private, {turn}, "
+        f"{_plain(shape.think_s)} s in tools; {limits.cells_total:,} cells, {limits.seats_total} sequences for workers"
     )
 
 
@@ -203,7 +293,7 @@ def _table(points: Sequence[PlanPoint]) -> Table:
             str(point.workers),
             str(point.k_star),
             f"{point.share_under:.1%}",
-            f"{point.worst_tps:.1f}",
+            _figure(point.worst_tps),
             stopped_by,
         )
     return table
@@ -211,9 +301,18 @@ def _table(points: Sequence[PlanPoint]) -> Table:
 
 def _floor_line(curve: PlanCurve, workers: int) -> str:
     floor_tps = curve.floor_for(workers)
-    if floor_tps is None:
-        return f"{workers} workers do not fit: cells and sequences take {curve.most_fitting}"
-    return f"{workers} workers: a floor of {floor_tps:.1f} tokens/s at most"
+    if floor_tps is not None:
+        return f"{workers} workers: a floor of {_figure(floor_tps)} tokens/s at most"
+    binding = _most_binding(curve)
+    if binding == "no gain":
+        return f"{workers} workers are let in at no floor: beyond {curve.most} one more would slow all together"
+    what = "cells" if binding == "cells" else "sequences"
+    return f"{workers} workers do not fit: {what} take {curve.most}"
+
+
+def _most_binding(curve: PlanCurve) -> Binding:
+    """What keeps more than `curve.most` out, at any floor."""
+    return min(curve.most_by, key=lambda name: curve.most_by[name])
 
 
 def curve_lines(steps: Sequence[tuple[int, float]]) -> list[str]:
@@ -222,7 +321,7 @@ def curve_lines(steps: Sequence[tuple[int, float]]) -> list[str]:
     shown = [*steps[:-1:stride], steps[-1]]
     highest = max(floor_tps for _, floor_tps in shown) or 1.0
     return [
-        f"{workers:7d}  {floor_tps:8.1f}  {'#' * max(1, round(BAR_COLUMNS * floor_tps / highest))}"
+        f"{workers:7d}  {_figure(floor_tps):>8}  {'#' * max(1, round(BAR_COLUMNS * floor_tps / highest))}"
         for workers, floor_tps in shown
     ]
 
@@ -242,8 +341,8 @@ def plan_chart(model: str, curve: PlanCurve, asked: Sequence[PlanPoint]) -> Char
     decoding = tuple((floor_tps, float(curve.at(floor_tps).k_star)) for _, floor_tps in steps if floor_tps > 0)
     return Chart(
         title=f"{model}: workers that keep a floor",
-        subtitle=f"P {shape.prefix_tokens}, S {shape.private_tokens}, {shape.turn_tokens:g} tokens a turn, "
-        f"{shape.think_s:g} s in tools, {curve.limits.cells_total} cells",
+        subtitle=f"P {shape.prefix_tokens:,}, S {shape.private_tokens:,}, {_plain(shape.turn_tokens)} tokens a turn, "
+        f"{_plain(shape.think_s)} s in tools, {curve.limits.cells_total:,} cells",
         across=Axis("floor, tokens/s of each stream", max([across, *(point.floor_tps for point in asked)])),
         up=Axis("workers", max(steps[-1][0], *(point.workers for point in asked), 1), whole=True),
         lines=(
@@ -264,13 +363,25 @@ def _corners(steps: Sequence[tuple[int, float]]) -> tuple[tuple[float, float], .
     return (*corners, (corners[-1][0], 0.0))
 
 
-def _ms(duration_s: float, deviation_s: float) -> str:
-    return f"{duration_s * 1e3:.3g} ms (±{deviation_s * 1e3:.2g})"
+def _figure(value: float) -> str:
+    """Three figures, never with an exponent."""
+    return f"{value:,.{_decimals(value, 3)}f}" if abs(value) >= 1e-3 else "0" if value == 0 else f"{value:.6f}"
 
 
-def _ns(duration_s: float, deviation_s: float) -> str:
-    return f"{duration_s * 1e9:.3g} ns (±{deviation_s * 1e9:.2g})"
+def _plain(value: float) -> str:
+    """Three figures without zeros at their end."""
+    text = _figure(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _us(duration_s: float, deviation_s: float) -> str:
-    return f"{duration_s * 1e6:.3g} us (±{deviation_s * 1e6:.2g})"
+def _with_spread(value: float, deviation: float) -> tuple[str, str]:
+    """A value as far as its deviation lets it be known, three figures at most, and the deviation."""
+    decimals = min(_decimals(deviation, 2), _decimals(value, 3)) if value else _decimals(deviation, 2)
+    least = 10.0**-decimals
+    spread = f"{deviation:,.{decimals}f}" if deviation >= least / 2 or not deviation else f"<{least:.{decimals}f}"
+    return f"{value:,.{decimals}f}", spread
+
+
+def _decimals(value: float, figures: int) -> int:
+    """Decimals that show so many figures; six at most."""
+    return min(6, max(0, figures - 1 - rounded_down(log10(abs(value))))) if value else 0
