@@ -135,13 +135,41 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(base) / "polystem" / "wheels"
 
 
-def progress_of(log: str) -> str | None:
-    """How far a CMake build is, read from its log: "34 of 83 files" or "41 %"."""
+def progress_of(log: str, site_packages: Path | None = None) -> str | None:
+    """How far a command is, read from its log: "34 of 83 files", "41 %", or what pip does with which packages."""
     found = re.findall(r"\[\s*(\d+)(?:/(\d+)\]|(%)\])", log)
     if not found:
-        return None
+        return pip_progress_of(log, site_packages)
     number, total, _ = found[-1]
     return f"{number} of {total} files" if total else f"{number} %"
+
+
+def pip_progress_of(log: str, site_packages: Path | None = None) -> str | None:
+    """What pip does: it looks packages up one after the other, which it does not count beforehand, then installs them.
+
+    Of the installed ones it says nothing until the end, so they are counted in `site_packages`.
+    """
+    installing = re.findall(r"^Installing collected packages: (.+)$", log, re.MULTILINE)
+    if installing:
+        names = {_plain_name(name) for name in installing[-1].split(", ")}
+        there = {_plain_name(each.name.split("-")[0]) for each in (site_packages or Path()).glob("*.dist-info")}
+        return f"{len(names & there)} of {len(names)} installed"
+    found = re.findall(r"^(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9._-]+)", log, re.MULTILINE)
+    if not found:
+        return None
+    last = log.rstrip().rpartition("\n")[2].strip()
+    size = re.match(r"Downloading \S+ \((.+?)\)", last)
+    return f"{len(set(found))} looked up, {found[-1]}{f' ({size[1]})' if size else ''}"
+
+
+def _plain_name(name: str) -> str:
+    """A package's name as packages are compared by it."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def site_packages_of(python: Path) -> Path | None:
+    """Where the packages of a virtual environment are."""
+    return next(iter((python.parent.parent / "lib").glob("python3*/site-packages")), None)
 
 
 @dataclass
@@ -174,7 +202,8 @@ class Step:
     def state(self) -> str:
         if not self.is_running:
             return "done" if self.process.returncode == 0 else "failed"
-        return progress_of(self.log_path.read_text(errors="replace")) or "working"
+        site_packages = site_packages_of(VENV / "bin" / "python")
+        return progress_of(self.log_path.read_text(errors="replace"), site_packages) or "working"
 
     def finish(self) -> None:
         """Waits for the end. Raises SetUpError with the end of the log where the command failed."""

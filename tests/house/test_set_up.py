@@ -85,13 +85,69 @@ def test_another_flag_is_another_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "progress"),
     [
-        ("Collecting llama-cpp-python", None),
-        ("  [3/83] Building CXX\n  [4/83] Linking", "4 of 83 files"),
+        ("Collecting llama-cpp-python\n  [3/83] Building CXX\n  [4/83] Linking", "4 of 83 files"),
         ("[  7%] Building CXX\n[ 41%] Linking", "41 %"),
     ],
 )
 def test_progress_is_read_from_ninja_and_from_make(log: str, progress: str | None) -> None:
     assert set_up.progress_of(log) == progress
+
+
+COLLECTING = """Collecting aiohttp>=3.9 (from -c constraints.txt (line 1))
+  Downloading aiohttp-3.9.tar.gz (7.8 MB)
+Requirement already satisfied: attrs in ./.venv/lib (25.1)
+Collecting frozen_list (from aiohttp)
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "progress"),
+    [
+        ("WARNING: the index is slow\n", None),
+        (COLLECTING, "3 looked up, frozen_list"),
+        (f"{COLLECTING}  Downloading frozen_list-1.5-cp311.whl (1.2 MB)\n", "3 looked up, frozen_list (1.2 MB)"),
+        (f"{COLLECTING}Collecting aiohttp>=3.9\n", "3 looked up, aiohttp"),
+    ],
+)
+def test_what_pip_looks_up_is_counted_and_named(log: str, progress: str | None) -> None:
+    assert set_up.progress_of(log) == progress
+
+
+def test_what_pip_has_installed_is_counted_where_it_puts_it(tmp_path: Path) -> None:
+    log = f"{COLLECTING}Installing collected packages: aiohttp, attrs, Frozen.List, frozenlist\n"
+    assert set_up.progress_of(log, tmp_path) == "0 of 4 installed"
+    for name in ("aiohttp-3.9", "frozen_list-1.5", "pip-25.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert set_up.progress_of(log, tmp_path) == "2 of 4 installed"
+
+
+def test_a_log_gets_a_line_now_and_then_however_much_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Busy:
+        name, looks = "packages", 0
+
+        @property
+        def is_running(self) -> bool:
+            return self.looks < 200
+
+        def state(self) -> str:
+            self.looks += 1
+            return f"{self.looks} looked up"
+
+        @property
+        def process(self) -> Busy:
+            return self
+
+        def poll(self) -> None: ...
+
+    busy, passed = Busy(), iter(range(100_000))
+    monkeypatch.setattr(set_up.time, "monotonic", lambda: next(passed) / 2)
+    monkeypatch.setattr(set_up.time, "sleep", lambda _s: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    set_up.watch([busy])  # pyright: ignore[reportArgumentType]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "  0:00  packages: 1 looked up"
+    assert 6 <= len(lines) <= 8, "100 seconds, a line each 15"
 
 
 def test_a_failed_step_ends_the_others_with_all_their_processes_and_shows_its_log(
