@@ -268,7 +268,7 @@ def _run(command: ServeCommand) -> None:
         fleet,
         command.serve,
         on_listening=lambda url: _say(f"listening on {url} while the model is loaded"),
-        on_ready=lambda url: _say(_how_to_try(url, command)),
+        on_ready=lambda url: _say(how_to_try(url, command)),
     )
     _say("drained, bye" if end == "drained" else "ended before all requests were finished")
     if end == "cut":
@@ -293,7 +293,8 @@ def policy_lines(command: ServeCommand) -> Iterator[str]:
         yield f"store: {command.store}; queue, sessions and pools outlive this server"
 
 
-def _how_to_try(url: str, command: ServeCommand) -> str:
+def how_to_try(url: str, command: ServeCommand) -> str:
+    """Commands to copy for who has just started a server."""
     key = " -H 'Authorization: Bearer KEY'" if command.serve.api_keys else ""
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
     return (
