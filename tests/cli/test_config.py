@@ -11,7 +11,8 @@ import pytest
 
 from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
-from polystem.cli.config import SETTINGS, ServeCommand, model_path, read_serve_command
+from polystem.cli.config import SETTINGS, ServeCommand, read_serve_command
+from polystem.cli.model_file import model_path
 from polystem.engine.llama import LlamaSettings
 from polystem.errors import ConfigError
 from polystem.fleet import FleetSettings, FloorSettings

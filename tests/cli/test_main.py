@@ -72,6 +72,14 @@ def test_a_command_brings_no_libraries_of_the_others() -> None:
     assert not {"langgraph", "langchain_core", "aiohttp"} & set(ended.stdout.split())
 
 
+def test_a_plan_brings_no_server() -> None:
+    program = "import sys; from polystem.cli.main import build_cli; build_cli('plan'); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    assert not {"fastapi", "polystem.serve", "polystem.fleet", *HEAVY - {"numpy", "llama_cpp"}} & set(
+        ended.stdout.split()
+    )
+
+
 HEAVY = {"numpy", "llama_cpp", "fastapi", "httpx", "aiohttp", "langgraph", "langchain_core", "langsmith"}
 
 

@@ -12,7 +12,6 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -20,6 +19,7 @@ from platformdirs import user_state_path
 
 from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.cli.model_file import BUNDLED_MODEL, model_path
 from polystem.engine.llama import LlamaSettings
 from polystem.engine.tools import TOOL_FORMATS
 from polystem.errors import ConfigError
@@ -31,8 +31,6 @@ Value: TypeAlias = str | int | float | bool | list[Any]
 PREFIX = "POLYSTEM_"
 CONFIG_VARIABLE = "POLYSTEM_CONFIG"
 OTHER_COMMANDS = tuple(f"{PREFIX}{command}_" for command in ("CAPACITY", "COURIER", "DOCTOR", "PLAN", "REPORT", "TUNE"))
-BUNDLED_MODEL = "bundled"
-BUNDLED_FILE = "courier-nano-f16.gguf"
 NO_STORE = "none"
 FLOOR_RULE, MEASURED_MEAN = "floor", "measured-mean"
 WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -192,18 +190,6 @@ def store_path(store: str | None, port: int) -> Path | None:
     if not store.strip():
         raise ConfigError("store is empty", hint=f"give a file, or '{NO_STORE}'", param="store")
     return None if store == NO_STORE else Path(store).expanduser()
-
-
-def model_path(model: str) -> Path:
-    """The file that `model` names; "bundled" is the one in the package. Raises ConfigError where there is none."""
-    if model == BUNDLED_MODEL:
-        return Path(str(files("polystem") / "models" / BUNDLED_FILE))
-    path = Path(model).expanduser()
-    if not path.is_file():
-        raise ConfigError(
-            f"model file '{model}' does not exist", hint="give the path of a GGUF file, or 'bundled'", param="model"
-        )
-    return path
 
 
 def _check_tool_format(tool_format: str | None) -> None:

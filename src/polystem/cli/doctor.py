@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from polystem import __version__
-from polystem.cli.config import BUNDLED_MODEL, model_path
+from polystem.cli.model_file import BUNDLED_MODEL, model_path
 from polystem.engine.llama.doctor import Finding, Patient, examine, present_load
 from polystem.engine.llama.modelfile import cache_folder
 from polystem.engine.machine import this_machine

@@ -21,7 +21,7 @@ from polystem.capacity.fits import FitStore, StoredFit
 from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, PlanPoint, Shape, plan
 from polystem.capacity.plan_doubt import Doubt, doubts, step_doubt
 from polystem.cli.chart import Axis, Chart, Line, chart_svg
-from polystem.cli.config import BUNDLED_MODEL, model_path
+from polystem.cli.model_file import BUNDLED_MODEL, model_path
 from polystem.engine.llama.modelfile import sha256_of
 from polystem.engine.machine import this_machine
 from polystem.errors import ConfigError

@@ -12,7 +12,8 @@ import typer
 
 from polystem.capacity.fits import FitStore
 from polystem.capacity.policy import GateSettings
-from polystem.cli.config import BUNDLED_MODEL, ServeCommand, model_path, read_serve_command
+from polystem.cli.config import ServeCommand, read_serve_command
+from polystem.cli.model_file import BUNDLED_MODEL, model_path
 from polystem.clock import SystemClock
 from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.llama.settings import SEQUENCES_LIMIT
