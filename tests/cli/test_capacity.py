@@ -108,10 +108,11 @@ async def test_before_the_first_step_a_floor_lets_in_one_and_says_so(limited: di
     cold = limited | {
         "admissible": limited["admissible"] | {"now": 7, "binding": None},
         "workers": limited["workers"] | {"live": 0},
-        "model": limited["model"] | {"samples": 0},
+        "model": limited["model"] | {"samples": 0, "samples_before": 0},
     }
     assert headline(cold).startswith("1 may come in now, others once its first steps were seen; ")
-    assert headline(cold | {"model": limited["model"] | {"samples": 9}}) == "7 more may come in now"
+    for known in ("samples", "samples_before"):
+        assert headline(cold | {"model": cold["model"] | {known: 900}}) == "7 more may come in now"
     assert headline(cold | {"floor": limited["floor"] | {"floor_tps": None}}) == "7 more may come in now"
 
 

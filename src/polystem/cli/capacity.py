@@ -146,9 +146,9 @@ def headline(told: Told) -> str:
 
 
 def _is_unseen(told: Told) -> bool:
-    """Whether a floor is to be kept by an engine that has not shown a step yet: the first worker is watched alone."""
-    has_floor = told["floor"]["floor_tps"] is not None
-    return has_floor and not told["workers"]["live"] and not told["model"]["samples"]
+    """Whether a floor is to be kept by an engine of which no step is known: the first worker is watched alone."""
+    has_floor, model = told["floor"]["floor_tps"] is not None, told["model"]
+    return has_floor and not told["workers"]["live"] and not model["samples"] + model["samples_before"]
 
 
 def _room(told: Told) -> Iterator[Row]:
