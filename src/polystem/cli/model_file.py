@@ -1,4 +1,4 @@
-"""Which file a model's name on the command line stands for. Knows no engine, so that who needs no more begins at once."""
+"""Which file a model's name on the command line stands for. Knows no engine: who needs no more begins at once."""
 
 from __future__ import annotations
 
