@@ -35,6 +35,12 @@ LLAMA_CMAKE = ROOT / "tools" / "llama.cmake"
 BUILD_NOTE = "compiling llama.cpp for this machine: 3 to 5 minutes on two cores, once; packages install meanwhile"
 
 
+PIP_LOOKS_UP = re.compile(
+    r"^(?:(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9._-]+)|Processing \S*?([A-Za-z0-9._]+)-\d\S*)",
+    re.MULTILINE,
+)
+"""A line that begins a package: from an index, there already, or from a file."""
+
 # Each purpose includes those before it.
 EXTRAS = {"run": [], "dev": ["dev"], "bench": ["dev", "bench"]}
 
@@ -154,12 +160,13 @@ def pip_progress_of(log: str, site_packages: Path | None = None) -> str | None:
         names = {_plain_name(name) for name in installing[-1].split(", ")}
         there = {_plain_name(each.name.split("-")[0]) for each in (site_packages or Path()).glob("*.dist-info")}
         return f"{len(names & there)} of {len(names)} installed"
-    found = re.findall(r"^(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9._-]+)", log, re.MULTILINE)
+    found = list(PIP_LOOKS_UP.finditer(log))
     if not found:
         return None
-    last = log.rstrip().rpartition("\n")[2].strip()
-    size = re.match(r"Downloading \S+ \((.+?)\)", last)
-    return f"{len(set(found))} looked up, {found[-1]}{f' ({size[1]})' if size else ''}"
+    names = [match[1] or match[2] for match in found]
+    size = re.search(r"^ +Downloading \S+ \((.+?)\)", log[found[-1].end() :], re.MULTILINE)
+    told = f"{names[-1]} ({size[1]})" if size else names[-1]
+    return f"{len(set(map(_plain_name, names)))} looked up, {told}"
 
 
 def _plain_name(name: str) -> str:

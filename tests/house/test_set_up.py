@@ -107,6 +107,7 @@ Collecting frozen_list (from aiohttp)
         (COLLECTING, "3 looked up, frozen_list"),
         (f"{COLLECTING}  Downloading frozen_list-1.5-cp311.whl (1.2 MB)\n", "3 looked up, frozen_list (1.2 MB)"),
         (f"{COLLECTING}Collecting aiohttp>=3.9\n", "3 looked up, aiohttp"),
+        (f"{COLLECTING}Processing /kept/idna_more-3.20-py3-none-any.whl (from httpx)\n", "4 looked up, idna_more"),
     ],
 )
 def test_what_pip_looks_up_is_counted_and_named(log: str, progress: str | None) -> None:
