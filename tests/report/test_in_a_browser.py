@@ -21,6 +21,7 @@ from tools.look_at_report import SCROLL, browser, chromium_here
 pytestmark = [pytest.mark.anyio, pytest.mark.browser]
 PAGES = {
     "run": lambda: report_html(synthetic_record(24, 6, SIX_ARMS, drop_every=7)),
+    "a thousand packages in six arms": lambda: report_html(synthetic_record(1000, 12, SIX_ARMS, drop_every=37)),
     "no floor": lambda: report_html(synthetic_record(1, 5, floor_tps=None)),
     "sweep": lambda: sweep_html(SWEEP, {floor: synthetic_record(4, 5, floor_tps=10.0) for floor in PLAN.floors_tps}),
     "comparison": lambda: comparison_html(FOUND),
@@ -28,6 +29,10 @@ PAGES = {
     "matrix": lambda: matrix_html(synthetic_matrix(), {}),
     "small matrix": lambda: matrix_html(MATRIX, {}),
 }
+
+
+NOT_PUT_OFF = """[...document.querySelectorAll("details.long .scroll")]
+  .filter((box) => getComputedStyle(box).contentVisibility !== "auto").length"""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -42,5 +47,6 @@ async def test_every_picture_is_drawn_without_a_complaint(name: str, width_px: i
         assert await page.value_of(SCROLL) == []
         assert await page.value_of("document.documentElement.scrollWidth") <= width_px
         assert await page.value_of("document.querySelectorAll('section > details[open]').length") == 0
+        assert await page.value_of(NOT_PUT_OFF) == 0, "long tables take no time before somebody comes to them"
         assert page.complaints == []
         assert [url for url in page.asked if not url.startswith(("file:", "data:"))] == []

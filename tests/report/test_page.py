@@ -12,7 +12,7 @@ from polystem.harness.rows import Row
 from polystem.report import report_html
 from tests.harness.records import DROPPED, MANIFEST, PACKAGE, RECORD, ROWS, SAMPLE, TOOL, TURN
 from tests.report.reading import Reader
-from tests.report.synthetic import TWO_ARMS, synthetic_record
+from tests.report.synthetic import SIX_ARMS, TWO_ARMS, synthetic_record
 
 DELIVERED = Record(MANIFEST, tuple(replace(PACKAGE, package=1) if row is DROPPED else row for row in ROWS))
 FLOORED = replace(MANIFEST, floor_tps=20.0)
@@ -47,6 +47,22 @@ def test_a_whole_run_is_called_delivered() -> None:
 def test_an_arm_that_was_never_begun_is_not_called_delivered() -> None:
     record = Record(replace(MANIFEST, arms=("pooled", "naive")), DELIVERED.rows)
     assert "Not all delivered: pooled 2 of 2." in Reader(report_html(record)).text
+
+
+def test_the_headline_of_many_arms_stays_short_and_each_is_told_below() -> None:
+    record = synthetic_record(4, 5, SIX_ARMS, drop_every=4)
+    page = Reader(report_html(record))
+    assert "<h1>Not all delivered: 18 of 24 in 6 arms.</h1>" in report_html(record)
+    assert "Delivered: pooled 3 of 4 (dropped: wrong_tool 1); pooled-nogate 3 of 4" in head_of(page)
+
+
+def test_agents_that_were_let_in_are_drawn_alone_where_the_queue_would_hide_them() -> None:
+    page = Reader(report_html(synthetic_record(40, 5, SIX_ARMS[:1])))
+    chart = page.labelled("Workers over time: pooled: those let in alone")
+    tops = [sum(values) for values in zip(*([y for _, y in line["points"]] for line in chart["lines"]), strict=True)]
+    assert max(tops) == SIX_ARMS[0].workers
+    few = Reader(report_html(synthetic_record(12, 5, SIX_ARMS[:1])))
+    assert not [given for _, given in few.elements if str(given.get("aria-label")).endswith("those let in alone")]
 
 
 def test_a_run_without_a_floor_says_that_it_is_not_judged() -> None:

@@ -78,6 +78,7 @@ def test_an_arm_is_told_with_its_spread_over_the_repeats() -> None:
     (wall,) = [row for row in table if row[0] == "wall, s"]
     by_repeat = read(*RUNS).tables["Figures of every repeat"]
     walls = sorted(float(row[1]) for row in by_repeat[1:] if row[0].startswith("pooled"))
+    assert f"Wall of pooled: {wall[1]} s." in read(*RUNS).text
     assert wall[1] == f"{walls[1]:.1f} ({walls[0]:.1f} to {walls[2]:.1f})"
 
 

@@ -12,6 +12,9 @@ const polystemCharts = (() => {
   const told = (axis, value) => (axis.percent ? Number((value * 100).toPrecision(4)) + " %" : number(value));
   const short = (text, most) => (text.length > most ? text.slice(0, most - 1) + "\u2026" : text);
 
+  // Of a name that is too long both ends: names of one chart often begin alike.
+  const joined = (text, most) => (text.length > most ? text.slice(0, Math.ceil((most - 1) / 2)) + "\u2026" + text.slice(-Math.floor((most - 1) / 2)) : text);
+
   // Pixels that the longest name of a row takes, in a font of 12; names beyond `most` are cut.
   const room = (names, most) => Math.ceil(16 + 6.7 * Math.min(most, Math.max(0, ...names.map((name) => name.length))));
 
@@ -209,7 +212,10 @@ const polystemCharts = (() => {
   };
 
   const forest = (chart, narrow) => {
-    const [names, most] = narrow ? [chart.rows.map((row) => row.name.split(" (")[0]), 18] : [chart.rows.map((row) => row.name), 44];
+    const [names, most] = narrow ? [chart.rows.map((row) => row.name.split(" (")[0]), 18] : [chart.rows.map((row) => row.name), 52];
+    const all = chart.rows.flatMap((row) => [row.value, row.low ?? row.value, row.high ?? row.value]);
+    // Ratios far apart: on a straight scale the largest would press all others together.
+    const doubling = chart.at === 1 && Math.min(...all) > 0 && Math.max(...all, 1) / Math.min(...all, 1) > 4;
     const values = chart.rows.map((row, at) => [row.value, at, row.low ?? row.value, row.high ?? row.value]);
     return frame({
       grid: { left: room(names, most), right: 28, top: 22, bottom: 52 },
@@ -220,11 +226,11 @@ const polystemCharts = (() => {
           return `${row.name}\n${told(chart.x, row.value)} (${interval})`;
         },
       }),
-      xAxis: axisOf(chart.x, narrow),
+      xAxis: axisOf(chart.x, narrow, doubling ? { type: "log", logBase: 2, name: chart.x.name + " (logarithmic)" } : {}),
       yAxis: {
         type: "category", inverse: true, data: chart.rows.map((_, row) => row), axisTick: { show: false },
         axisLine: { show: false }, splitLine: { show: false },
-        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => short(names[row], most) },
+        axisLabel: { interval: 0, color: colour("ink"), formatter: (row) => joined(names[row], most) },
       },
       series: [
         { type: "custom", name: "interval", renderItem: whisker(chart), encode: { x: [0, 2, 3], y: 1 }, data: values },

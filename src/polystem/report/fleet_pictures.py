@@ -15,6 +15,8 @@ POINTS = 600
 """Most points of one line; a longer arm is told in stretches of time."""
 TABLE_ROWS = 60
 """Most rows of one arm in a table of samples."""
+CROWDED = 3
+"""How many times as many agents have to be live as are let in for these to have a chart of their own."""
 SECONDS = Axis("seconds since the arm began")
 
 
@@ -35,10 +37,25 @@ def agents_picture(view: ArmView) -> Picture:
         f"Workers over time: {view.label}",
         "Agents by what they do; the top of the stack is how many are live. Queued at the gate and held are counted by "
         "the server, all else by the harness.",
-        (Lines(SECONDS, Axis("agents", whole=True), tuple(lines)),),
+        (Lines(SECONDS, Axis("agents", whole=True), tuple(lines)), *_let_in_chart(at)),
         _agents_table(view, at),
         note=f"Each point is the mean of {width_s:.3g} s." if width_s else "",
     )
+
+
+def _let_in_chart(at: Sequence[AgentsAt]) -> tuple[Lines, ...]:
+    """Those that the gate let in, alone, where who queues at it would press them to the ground of the picture."""
+    let_in = [None if each.waiting is None else each.live - each.waiting for each in at]
+    most = max((each for each in let_in if each is not None), default=0.0)
+    if not most or max(each.live for each in at) < CROWDED * most:
+        return ()
+    inside = [None if each.waiting is None else max(each.queued - each.waiting, 0.0) for each in at]
+    lines = [
+        _agents_line("decoding", "decode", at, [each.decoding for each in at]),
+        _agents_line("in tools", "tools", at, [each.tools for each in at]),
+        _agents_line("held or in prefill", "queue", at, inside),
+    ]
+    return (Lines(SECONDS, Axis("agents let in", whole=True), tuple(lines), title="those let in alone"),)
 
 
 def _agents_line(

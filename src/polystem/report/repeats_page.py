@@ -20,6 +20,7 @@ from polystem.report.verdict import Sentence, Verdict, crossed_sentences, what_r
 __all__ = ["repeats_html", "repeats_markdown", "repeats_verdict"]
 
 KICKER = "Courier report of repeats"
+WALL = SPREADS[0]
 DRAWN = ("wall, s", "delivery from submission, s", "aggregate rate, tokens/s", "under the floor")
 
 
@@ -30,7 +31,7 @@ def repeats_html(runs: Sequence[RepeatRun]) -> str:
     parts: list[Part] = [
         Links("The page of each repeat", tuple(Link(run.name, run.href, _of_run(run)) for run in runs)),
         *(() if crossed is None else (Tables("Cross-talk", crossed, "failures"),)),
-        Tables("Figures over the repeats", figures_over_repeats(arms), "figures"),
+        Tables("Figures over the repeats", figures_over_repeats(arms), "figures spread"),
         *((_against_picture(compared),) if compared else ()),
         _repeats_picture(runs, arms),
         ends_picture("arm", [(each.arm, _ends(each)) for each in arms]),
@@ -64,7 +65,7 @@ def repeats_verdict(runs: Sequence[RepeatRun]) -> Verdict:
         *((Sentence(f"Delivered: {_counts(arms)}."),) if crossings else ()),
         *(Sentence(f"{name} was stopped before its end: this is what it had recorded.", "bad") for name in stopped),
         *_floor_sentences(arms),
-        *(Sentence(f"{arm.arm}: wall {SPREADS[0].told(arm)}.") for arm in arms if arm.values(SPREADS[0].of)),
+        *(Sentence(f"Wall of {arm.arm}: {WALL.told(arm)} s.") for arm in arms if arm.values(WALL.of)),
         *(Sentence(_differs(each)) for each in compared),
         *(Sentence(each) for each in refused),
     )

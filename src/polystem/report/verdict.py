@@ -19,6 +19,8 @@ __all__ = ["MIXED_UP", "News", "Sentence", "Verdict", "crossed_sentences", "run_
 
 MIXED_UP = "Contexts were mixed up; trust no other figure of this run."
 CROSSINGS_TOLD = 5
+HEADLINE_ARMS = 3
+"""Most arms whose counts are all in the headline."""
 
 News: TypeAlias = Literal["good", "bad", "plain"]
 
@@ -45,16 +47,23 @@ def run_verdict(record: Record, summaries: Sequence[ArmSummary]) -> Verdict:
     manifest, crossings = record.manifest, crossings_in(record)
     whole = len(summaries) == len(manifest.arms) and all(summary.whole for summary in summaries)
     cut = Sentence("The run was stopped before its end: this is what it had recorded.", "bad")
+    many = len(summaries) > HEADLINE_ARMS
     sentences = (
         *crossed_sentences(crossings, manifest.packages),
         *((cut,) if record.unfinished else ()),
         *(_crossed(summary) for summary in summaries if summary.crossed),
-        *((Sentence(f"Delivered: {counts_text(summaries)}."),) if crossings else ()),
+        *((Sentence(f"Delivered: {counts_text(summaries)}."),) if crossings or many else ()),
         *_floor(manifest, summaries),
         *(Sentence(line) for line in reduction_lines(manifest, summaries)),
     )
-    head = failed_by(crossings) if crossings else headline(manifest, summaries)
+    head = failed_by(crossings) if crossings else _together(summaries, whole) if many else headline(manifest, summaries)
     return Verdict(Sentence(head, "good" if whole else "bad"), sentences, what_ran(manifest))
+
+
+def _together(summaries: Sequence[ArmSummary], whole: bool) -> str:
+    """A headline for many arms, whose counts stand below it."""
+    delivered, packages = (sum(values) for values in zip(*((s.delivered, s.packages) for s in summaries), strict=True))
+    return f"{'Delivered' if whole else 'Not all delivered'}: {delivered} of {packages} in {len(summaries)} arms."
 
 
 def crossed_sentences(crossings: Sequence[Crossing], packages: int) -> Sequence[Sentence]:
