@@ -6,6 +6,7 @@ from collections import Counter
 
 from polystem.capacity.actions import Action, Expire, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Go, Refused, Verdict
+from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy, GateSettings
@@ -31,6 +32,7 @@ class Stage:
         *,
         machine: Coefficients | None = None,
         fit: Fit | None = None,
+        seen: Seen | None = None,
         policy: FloorPolicy | None = None,
         rule: AdmissionRule | None = None,
         samples: int = 0,
@@ -41,7 +43,7 @@ class Stage:
         self.machine = machine or Coefficients(0.020, 0.004, 1e-8, 0.0004)
         policy = policy or FloorPolicy(floor_tps=floor_tps)
         self.settings = GateSettings(policy=policy, **settings)  # type: ignore[arg-type]
-        self.gate = FloorGate(self.settings, StepModel(fit or self.machine.fit(doubt=0.002)), rule=rule)
+        self.gate = FloorGate(self.settings, StepModel(fit or self.machine.fit(doubt=0.002)), rule=rule, seen=seen)
         self.now_s = 100.0
         self.slowdown = 1.0
         self.foreign = 0

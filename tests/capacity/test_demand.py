@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from polystem.capacity.demand import CLIP, DemandEstimate, RobustMean
+from polystem.capacity.demand import CLIP, DemandEstimate, RobustMean, Seen
 from polystem.capacity.floor import Demand
 
 
@@ -57,7 +57,7 @@ def test_a_turn_that_failed_says_nothing_about_turns() -> None:
 
 
 def test_what_an_earlier_boot_saw_is_outvoted() -> None:
-    estimate = DemandEstimate(Demand(think_s=100.0, turn_tokens=1000.0))
+    estimate = DemandEstimate(Seen(Demand(think_s=100.0, turn_tokens=1000.0)))
     assert estimate.demand.turn_tokens == 1000
     for _ in range(400):
         estimate.thought(1.0)
@@ -67,7 +67,7 @@ def test_what_an_earlier_boot_saw_is_outvoted() -> None:
 
 
 def test_who_never_paused_before_is_seen_to_pause_now() -> None:
-    estimate = DemandEstimate(Demand(think_s=0.0, turn_tokens=20.0))
+    estimate = DemandEstimate(Seen(Demand(think_s=0.0, turn_tokens=20.0)))
     for _ in range(40):
         estimate.thought(2.0)
     assert 1.5 < estimate.demand.think_s <= 2.0

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.fits import FitKey, FitStore, StoredFit, fits_path
 from polystem.capacity.floor import Demand
 from polystem.capacity.step_model import Fit
@@ -31,7 +32,15 @@ FIT = Fit(
     1e-9,
     (-0.5, -0.25, 0, 0, -0.125, 0, 0, 0, 0.5, 0),
 )
-STORED = StoredFit(KEY, "a model", FIT, Demand(3.0, 40.0), cells_total=8192, at_s=1000.0, seats_total=200)
+STORED = StoredFit(
+    KEY,
+    "a model",
+    FIT,
+    Seen(Demand(3.0, 40.0), final_cells=900.0, cells_per_token=1.5, most_streams=12),
+    cells_total=8192,
+    at_s=1000.0,
+    seats_total=200,
+)
 
 positive = st.floats(0, 1e6)
 signed = st.floats(-1, 1)
@@ -52,12 +61,14 @@ def store(tmp_path: Path) -> FitStore:
     return FitStore(tmp_path / "below" / "fits.json")
 
 
-@given(fit=all_fits, demand=st.none() | st.builds(Demand, positive, st.floats(0.1, 1e6)))
-def test_a_fit_comes_back_as_it_was_put(
-    tmp_path_factory: pytest.TempPathFactory, fit: Fit, demand: Demand | None
-) -> None:
+all_demands = st.builds(Demand, positive, st.floats(0.1, 1e6))
+all_seen = st.builds(Seen, all_demands, st.none() | positive, st.none() | positive, st.integers(0, 1000))
+
+
+@given(fit=all_fits, seen=st.none() | all_seen)
+def test_a_fit_comes_back_as_it_was_put(tmp_path_factory: pytest.TempPathFactory, fit: Fit, seen: Seen | None) -> None:
     store = FitStore(tmp_path_factory.mktemp("fits") / "fits.json")
-    stored = replace(STORED, fit=fit, demand=demand)
+    stored = replace(STORED, fit=fit, seen=seen)
     store.put(stored)
     assert FitStore(store.path).find(KEY) == stored
 
@@ -108,7 +119,9 @@ def test_a_damaged_file_is_told_of_and_not_used(store: FitStore, text: str, capl
         (("fit",), None),
         (("key", "machine"), 7),
         (("key",), []),
-        (("demand", "turn_tokens"), 0),
+        (("seen", "demand", "turn_tokens"), 0),
+        (("seen", "final_cells"), -1),
+        (("seen", "most_streams"), 2.5),
         (("cells_total",), -5),
         (("at_s",), 10**400),
         (("model",), None),
@@ -124,7 +137,7 @@ def test_a_damaged_entry_costs_the_others_nothing(
     part[where[-1]] = value
     whole = replace(STORED, key=replace(KEY, kv="q8_0/f16"))
     store.path.parent.mkdir()
-    store.path.write_text(json.dumps({"version": 1, "entries": [damaged, asdict(whole), "nonsense"]}))
+    store.path.write_text(json.dumps({"version": 2, "entries": [damaged, asdict(whole), "nonsense"]}))
     with caplog.at_level(logging.WARNING):
         entries = store.entries()
     assert entries == (whole,)

@@ -6,6 +6,7 @@ import pytest
 
 from polystem.capacity.actions import Expire, Forget, Let, SetBudget
 from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Wait
+from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.floor import Demand
 from polystem.capacity.gate import FloorGate
@@ -159,7 +160,7 @@ def test_an_admission_takes_its_seat_at_once() -> None:
 def test_all_at_once_may_not_fall_below_half_the_floor() -> None:
     stage = Stage(samples=60, warming_share=1.0)
     stage.gate = FloorGate(
-        stage.settings, StepModel(stage.machine.fit(doubt=0.002)), demand=Demand(think_s=100.0, turn_tokens=10.0)
+        stage.settings, StepModel(stage.machine.fit(doubt=0.002)), seen=Seen(Demand(think_s=100.0, turn_tokens=10.0))
     )
     stage.observe()
     for index in range(64):
@@ -170,6 +171,22 @@ def test_all_at_once_may_not_fall_below_half_the_floor() -> None:
                 stage.end(f"w{index}")
     assert stage.view.binding == "burst"
     assert 22 <= stage.view.live <= 30  # 0.020 + 0.004 * 30 = 2 / 14
+
+
+def test_what_an_earlier_boot_has_seen_is_not_waited_for_again() -> None:
+    seen = Seen(Demand(think_s=0.0, turn_tokens=40.0), most_streams=10)
+    cold, warm = Stage(), Stage(seen=seen)
+    assert [sum(isinstance(stage.arrive(f"w{index}"), Go) for index in range(20)) for stage in (cold, warm)] == [1, 6]
+    assert (cold.view.binding, warm.view.binding) == ("settling", "floor")
+    for stage in (cold, warm):
+        stage.passes(20.0)
+    assert (cold.view.live, warm.view.live) == (12, 12)  # what was in doubt of the tempo is known now
+
+
+def test_the_streams_that_were_carried_are_told_to_the_next_boot() -> None:
+    stage = filled(11)
+    assert stage.gate.seen.most_streams == 11
+    assert Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30)).gate.seen.most_streams == 30
 
 
 def test_a_retry_keeps_its_place() -> None:
@@ -696,12 +713,12 @@ def test_what_can_never_fit_is_not_promised_a_place() -> None:
 def test_demand_of_an_earlier_boot_is_believed_until_it_is_outvoted() -> None:
     settings = GateSettings(policy=FloorPolicy(floor_tps=14))
     model = StepModel(Stage().machine.fit())
-    gate = FloorGate(settings, model, demand=Demand(think_s=8.0, turn_tokens=50.0))
-    assert gate.demand == Demand(think_s=4.0, turn_tokens=50.0)
-    assert FloorGate(settings, model).demand.think_s == 0
+    gate = FloorGate(settings, model, seen=Seen(Demand(think_s=8.0, turn_tokens=50.0)))
+    assert gate.seen.demand == Demand(think_s=4.0, turn_tokens=50.0)
+    assert FloorGate(settings, model).seen.demand.think_s == 0
     ask = Ask("a", "t")
     for turn in range(100):
         gate.arrive(ask, 10.0 * turn)
         gate.end_turn("a", 10.0 * turn + 8, output_tokens=20)
-    assert gate.demand.think_s == pytest.approx(2.0, rel=0.15)
-    assert gate.demand.turn_tokens == pytest.approx(20, rel=0.15)
+    assert gate.seen.demand.think_s == pytest.approx(2.0, rel=0.15)
+    assert gate.seen.demand.turn_tokens == pytest.approx(20, rel=0.15)

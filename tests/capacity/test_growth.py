@@ -12,7 +12,7 @@ FOUR = CellPath(present=((4, 100.0),), newcomer_cells=50, unknown_s=10.0)
 
 
 def test_everybody_grows_by_what_it_says() -> None:
-    assert FOUR.beyond(4, 10.0) == (100, 200, 300, 400)
+    assert FOUR.beyond(4, 10.0) == (50, 100, 150, 200, 250, 300, 350, 400)
     assert replace(FOUR, cells_per_token=2.0).beyond(4, 10.0)[-1] == 800
 
 
@@ -31,7 +31,9 @@ def test_no_less_growth_is_assumed_than_was_measured() -> None:
 
 def test_who_is_full_makes_room_for_another() -> None:
     full_soon = replace(FOUR, final_cells=150, newcomer_cells=0)
-    assert full_soon.beyond(4, 10.0) == (150, -300, -150, 0), "15 s, 37.5 cells each from one moment to the next"
+    assert full_soon.beyond(4, 10.0) == (75, 150, -375, -300, -225, -150, -75, 0), (
+        "15 s, 18.75 cells each from one moment to the next"
+    )
 
 
 def test_who_is_larger_than_any_that_ended_stays_as_large() -> None:
@@ -40,13 +42,13 @@ def test_who_is_larger_than_any_that_ended_stays_as_large() -> None:
 
 def test_workers_that_grow_slowly_are_followed_until_they_are_full_or_for_a_minute() -> None:
     slow = replace(FOUR, final_cells=450)
-    assert slow.beyond(4, 10.0)[0] == 4 * 100, "a quarter of the 40 s in which a newcomer becomes full"
+    assert slow.beyond(4, 10.0)[0] == 4 * 50, "an eighth of the 40 s in which a newcomer becomes full"
     assert slow.beyond(5, 10.0)[-1] - slow.beyond(4, 10.0)[-1] == 450, "and there it is full"
     assert replace(slow, final_cells=100_000).beyond(4, 10.0)[-1] == 4 * 600
 
 
 def test_holes_are_filled_before_more_is_read() -> None:
-    assert replace(FOUR, spare_cells=250).beyond(4, 10.0) == (0, 0, 50, 150)
+    assert replace(FOUR, spare_cells=250).beyond(4, 10.0) == (0, 0, 0, 0, 0, 50, 100, 150)
     assert replace(FOUR, spare_cells=250).beyond(2, 0.0) == (-200,) * MOMENTS
 
 

@@ -45,6 +45,7 @@ def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_
         foreign=0,
         measured_tps=27.0,
         under_floor=False,
+        cold_samples=40,
         samples=1000,
         settle_until=0.0,
         cells_after=1000,

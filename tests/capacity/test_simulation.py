@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.floor import Crowd, Demand, share_under_floor
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.simulation import Coefficients, Disturbance, SimEngine, SimResult, Simulation
@@ -81,6 +83,20 @@ def test_a_burst_on_a_cold_engine_stays_above_the_floor(think_s: float) -> None:
     assert result.shares.deep <= 0.005
 
 
+@pytest.mark.parametrize("off", [0.75, 1.0, 1.25])
+def test_a_burst_on_an_engine_of_an_earlier_boot_is_in_at_once_and_stays_above_the_floor(off: float) -> None:
+    """The machine is slower or faster today than what is stored says."""
+    workers, seen = couriers(64, turns=6), Seen(Demand(2.0, 40.0), 600.0, 2.5, most_streams=12)
+    engine = SimEngine()
+    stored = engine.coefficients.fit(doubt=0.01)
+    stored = replace(stored, **{name: off * getattr(stored, name) for name in COEFFICIENTS})
+    cold, warm = kept(workers, engine), kept(workers, engine, fit=stored, seen=seen)
+    assert warm.shares.under <= 0.10
+    assert warm.shares.deep <= 0.005
+    assert warm.wall_s <= 1.02 * cold.wall_s
+
+
+COEFFICIENTS = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s", "per_read_s")
 LIES = {
     "slow": Fit.pessimistic(weight_bytes=1e9, kv_bytes_per_cell=50e3, bandwidth_bytes_s=10e9),
     "fast": Fit(1e-3, 1e-4, 1e-9, 1e-6, (3e-4, 3e-5, 3e-10, 3e-7), samples=500, noise_s=1e-4),

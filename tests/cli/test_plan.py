@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.fits import FitKey, FitStore, StoredFit
 from polystem.capacity.floor import Demand
 from polystem.capacity.plan import PlanLimits, Shape, plan
@@ -41,7 +42,8 @@ def keep(store: FitStore, bundled_model: Path) -> Keep:
 
     def put(*, fit: Fit = FIT, demand: Demand | None = None, machine: str = "", at_s: float = 1.7e9) -> None:
         key = FitKey(sha256_of(bundled_model), "build", machine or this_machine().name, "f16")
-        store.put(StoredFit(key, bundled_model.name, fit, demand, cells_total=8192, at_s=at_s, seats_total=64))
+        seen = None if demand is None else Seen(demand)
+        store.put(StoredFit(key, bundled_model.name, fit, seen, cells_total=8192, at_s=at_s, seats_total=64))
 
     return put
 

@@ -791,14 +791,28 @@ async def test_an_arrival_that_the_gate_failed_at_leaves_nobody_in_it(name: str 
         stage.fleet.check_integrity()
 
 
+@dataclass(slots=True)
+class FailsAtTheThird:
+    """Keeps all but the first out until it is open; then it fails once, at the third worker."""
+
+    is_open: bool = False
+    has_failed: bool = False
+
+    def blocks(self, state: GateState) -> Reason | None:
+        if state.live == 2 and not self.has_failed:
+            self.has_failed = True
+            raise ZeroDivisionError
+        return None if self.is_open else "floor"
+
+
 async def test_a_decision_that_fails_half_way_loses_nobody_whom_it_had_let_in() -> None:
-    rule = Rule()
+    rule = FailsAtTheThird()
     async with staged(floor=FloorSettings(rule=rule, admit_wait_s=None)) as stage:
         await played(stage, of("a"))
-        rule.answers = ["floor"]
         waiting = [begun(stage, of(name)) for name in "bc"]
         await stage.steps(2)
-        rule.answers = [None, ZeroDivisionError(), None]
+        assert stage.view.queued == 2
+        rule.is_open = True
         await stage.until_done(*waiting)
         assert stage.fleet.statistics().floor_faults == 1
         assert (stage.view.live, stage.view.queued) == (3, 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.fits import FitStore, StoredFit
 from polystem.capacity.floor import Demand
 from polystem.capacity.step_model import Fit, StepLoad
@@ -20,6 +21,7 @@ from tests.fleet.support import Machine, asking, begun, keeping, staged
 
 pytestmark = pytest.mark.anyio
 
+SEEN = Seen(Demand(3.0, 70.0), final_cells=800.0, cells_per_token=1.2, most_streams=9)
 FIT = Fit(0.03, 0.002, 1e-6, 1e-4, deviations=(1e-3, 1e-4, 1e-7, 1e-5), samples=500, noise_s=1e-3)
 
 
@@ -33,26 +35,26 @@ async def info() -> EngineInfo:
 
 
 def stored(engine: EngineInfo, **fields: object) -> StoredFit:
-    entry = StoredFit(fit_key(engine), engine.model, FIT, Demand(3.0, 70.0), cells_total=engine.cells_total, at_s=5.0)
+    entry = StoredFit(fit_key(engine), engine.model, FIT, SEEN, cells_total=engine.cells_total, at_s=5.0)
     return replace(entry, **fields)  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_stored_fit_of_the_same_engine_is_the_start(tmp_path: Path) -> None:
     engine, fits = await info(), FitStore(tmp_path / "fits.json")
     fits.put(stored(engine))
-    model, demand = FitKeeper(engine, FloorSettings(), fits, VirtualClock()).start()
+    model, seen = FitKeeper(engine, FloorSettings(), fits, VirtualClock()).start()
     assert model.mean_s(StepLoad(4, 1000)) == pytest.approx(FIT.mean_s(StepLoad(4, 1000)), rel=1e-6)
-    assert demand == Demand(3.0, 70.0)
+    assert seen == SEEN
 
 
 @pytest.mark.parametrize("part", ["model_sha256", "build", "machine", "kv"])
 async def test_a_fit_of_something_else_is_not_used(tmp_path: Path, part: str) -> None:
     engine, fits = await info(), FitStore(tmp_path / "fits.json")
     fits.put(stored(engine, key=replace(fit_key(engine), **{part: "another"})))
-    model, demand = FitKeeper(engine, FloorSettings(), fits, VirtualClock()).start()
+    model, seen = FitKeeper(engine, FloorSettings(), fits, VirtualClock()).start()
     guess = pessimistic_fit(engine)
     assert model.mean_s(StepLoad(1, 0)) == pytest.approx(guess.mean_s(StepLoad(1, 0)), rel=1e-6)
-    assert demand is None
+    assert seen is None
 
 
 async def test_a_prior_of_the_settings_takes_the_place_of_the_guess(tmp_path: Path) -> None:

@@ -5,15 +5,42 @@ Knows no gate. Every mean is robust: one observation counts at most `CLIP` times
 
 from __future__ import annotations
 
-from polystem.capacity.floor import Demand
+from dataclasses import dataclass
 
-__all__ = ["CLIP", "DemandEstimate", "RobustMean"]
+from polystem.capacity.floor import Demand
+from polystem.errors import ConfigError
+
+__all__ = ["CLIP", "DemandEstimate", "RobustMean", "Seen"]
 
 CLIP = 8.0
 _FIRST = 4
 """Observations that are taken as they are, before there is a mean worth clipping at."""
 _DOUBT = 4
-"""Think times of zero that are believed beforehand: short ones are seen first, and idle time is capacity."""
+"""Think times of zero that are believed beforehand: short ones are seen first, and idle time is capacity. What an
+earlier boot saw counts as so many observations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of workers and steps on one engine, to be kept beside its fit for the next boot.
+
+    Args:
+        demand: think time and turn length.
+        final_cells: private cells of a worker when it ends; None where none was seen to end.
+        cells_per_token: cells that a worker fills for each token that it says.
+        most_streams: so many streams or more were in several steps; 0 where nothing is known.
+    """
+
+    demand: Demand
+    final_cells: float | None = None
+    cells_per_token: float | None = None
+    most_streams: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("final_cells", "cells_per_token", "most_streams"):
+            value: float | None = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} is {value:g}, the least is 0")
 
 
 class RobustMean:
@@ -44,11 +71,11 @@ class RobustMean:
 class DemandEstimate:
     """Z and L over all workers, and the means that waits are told from.
 
-    `demand.think_s` is 0 until thinking was seen: whoever never paused is taken to come back at once. `prior` counts
-    as a few observations (of an earlier boot, say) and is outvoted soon.
+    `demand.think_s` is 0 until thinking was seen: whoever never paused is taken to come back at once. What an
+    earlier boot has seen counts as a few observations, and is outvoted soon.
     """
 
-    def __init__(self, prior: Demand | None = None) -> None:
+    def __init__(self, seen: Seen | None = None) -> None:
         self._think_s = RobustMean(200)
         self._turn_tokens = RobustMean(200)
         self.residence_s = RobustMean(32)
@@ -58,10 +85,13 @@ class DemandEstimate:
         self.settle_s = RobustMean(32)
         self.queue_wait_s = RobustMean(1_000_000)
         self.retry_honesty = RobustMean(1_000)
-        if prior is not None:
-            for _ in range(_DOUBT):
-                self._think_s.add(prior.think_s)
-                self._turn_tokens.add(prior.turn_tokens)
+        for _ in range(_DOUBT if seen is not None else 0):
+            assert seen is not None
+            self._think_s.add(seen.demand.think_s)
+            self._turn_tokens.add(seen.demand.turn_tokens)
+            if seen.final_cells is not None and seen.cells_per_token is not None:
+                self.final_cells.add(seen.final_cells)
+                self.cells_per_token.add(seen.cells_per_token)
 
     @property
     def demand(self) -> Demand:

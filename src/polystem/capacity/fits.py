@@ -18,13 +18,14 @@ from typing import Any, cast
 
 from platformdirs import user_state_path
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.floor import Demand
 from polystem.capacity.step_model import Fit
 from polystem.errors import ConfigError
 
 __all__ = ["FitKey", "FitStore", "StoredFit", "fits_path"]
 
-VERSION = 1
+VERSION = 2
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class StoredFit:
 
     Args:
         model: its name, for people.
-        demand: what workers asked for on average; None where none was seen.
+        seen: what workers asked for, and how many streams there were; None where none was seen.
         cells_total: KV cells of the engine that was measured.
         seats_total: sequences that it could hold, pools and workers together.
         at_s: wall time of the last step learned from.
@@ -54,10 +55,15 @@ class StoredFit:
     key: FitKey
     model: str
     fit: Fit
-    demand: Demand | None
+    seen: Seen | None
     cells_total: int
     at_s: float
     seats_total: int = 256
+
+    @property
+    def demand(self) -> Demand | None:
+        """Think time and turn length; None where none was seen."""
+        return None if self.seen is None else self.seen.demand
 
 
 def fits_path() -> Path:
@@ -136,12 +142,12 @@ def _object(raw: object) -> Mapping[str, Any]:
 
 def _entry(raw: object) -> StoredFit:
     known = _object(raw)
-    key, demand, fit = _object(known["key"]), known["demand"], _object(known["fit"])
+    key, seen, fit = _object(known["key"]), known["seen"], _object(known["fit"])
     return StoredFit(
         key=FitKey(*(_text(key[name]) for name in ("model_sha256", "build", "machine", "kv"))),
         model=_text(known["model"]),
         fit=_fit(fit),
-        demand=None if demand is None else _demand(_object(demand)),
+        seen=None if seen is None else _seen(_object(seen)),
         cells_total=_count(known["cells_total"]),
         at_s=_number(known["at_s"]),
         seats_total=_count(known["seats_total"]),
@@ -165,8 +171,14 @@ def _fit(raw: Mapping[str, Any]) -> Fit:
     )
 
 
-def _demand(raw: Mapping[str, Any]) -> Demand:
-    return Demand(_number(raw["think_s"]), _number(raw["turn_tokens"]))
+def _seen(raw: Mapping[str, Any]) -> Seen:
+    demand, final, each = _object(raw["demand"]), raw["final_cells"], raw["cells_per_token"]
+    return Seen(
+        demand=Demand(_number(demand["think_s"]), _number(demand["turn_tokens"])),
+        final_cells=None if final is None else _number(final),
+        cells_per_token=None if each is None else _number(each),
+        most_streams=_count(raw["most_streams"]),
+    )
 
 
 def _text(raw: object) -> str:

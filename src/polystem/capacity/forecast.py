@@ -5,7 +5,7 @@ Everything is a function of the last `refresh`: between two of them answers do n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_on_line
 from polystem.capacity.step_model import StepLoad
@@ -35,7 +35,7 @@ class Forecast:
         self._outside = Outside()
         self._steps: dict[int, _Steps] = {}
         self._shares: dict[tuple[int, float, int, bool], float] = {}
-        self._fleets: dict[tuple[int, int], float] = {}
+        self._fleets: dict[tuple[int, int, float | None], float] = {}
 
     def refresh(self, demand: Demand, outside: Outside) -> None:
         """From now on, answers are for this demand and surroundings, and the model as it is now."""
@@ -70,18 +70,20 @@ class Forecast:
             )  # fmt: skip
         return known
 
-    def fleet_tps(self, workers: int, extra_cells: int = 0) -> float:
+    def fleet_tps(self, workers: int, extra_cells: int = 0, *, floor_tps: float | None = None) -> float:
         """Tokens a second that so many workers decode together, prompts aside.
 
         By the mean number k that decodes: of N workers, those who are not thinking, k = N * L*tau(k) / (Z + L*tau(k)).
+        With a floor no more of them than keep it: the turns of the others wait, while their cells are read.
         """
-        key = (workers, _rounded(self._outside.cells_read + extra_cells))
+        key = (workers, _rounded(self._outside.cells_read + extra_cells), floor_tps)
         known = self._fleets.get(key)
         if known is None:
-            known = self._fleets[key] = self._fleet_tps(workers, self._times_at(key[1]))
+            known = self._fleets[key] = self._fleet_tps(workers, key[1], floor_tps)
         return known
 
-    def _fleet_tps(self, workers: int, times: _Steps) -> float:
+    def _fleet_tps(self, workers: int, cells_read: int, floor_tps: float | None) -> float:
+        times = self._times_at(cells_read)
         think_s, turn_tokens = self._demand.think_s, self._demand.turn_tokens
         streams = float(workers)
         for _ in range(_ROUNDS):
@@ -89,6 +91,9 @@ class Forecast:
             before, streams = streams, workers * turn_s / (think_s + turn_s)
             if before - streams < 0.01 * streams:
                 break
+        if floor_tps is not None:
+            crowd = replace(self._crowd(0), cells_read=cells_read)
+            streams = min(streams, max(1, most_at_floor(floor_tps, _Undoubted(times), crowd, workers)))
         return streams / times.mean_at(streams + self._outside.foreign)
 
     def longest_s(self, streams: int, extra_cells: int = 0) -> float:

@@ -17,9 +17,8 @@ from math import ceil
 
 from polystem.capacity.actions import Action, Expire, Forget, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
-from polystem.capacity.demand import DemandEstimate
+from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
-from polystem.capacity.floor import Demand
 from polystem.capacity.learning import Learning
 from polystem.capacity.outlook import capacity_view, outlook
 from polystem.capacity.parts import GateParts
@@ -63,6 +62,7 @@ _LOOKED_BEHIND = 16
 """How many are looked at behind one that waits for cells."""
 _LOOKS_TO_BE_STUCK = 3
 """Looks in a row at an engine in which none of our turns moves before one that stands still goes on."""
+_PASS_WITH_TIME = ("settling", "saturated, hold")
 _PASSED_S = 30.0
 """How long one that waits for cells may be passed."""
 
@@ -71,7 +71,8 @@ class FloorGate:
     """Decides by a step model how many workers keep the floor.
 
     `rule` replaces the newcomer's test, to compare; the turn gate, the ladder and the prefill budget are then off.
-    `demand` is what is believed of the workers before any was seen.
+    `seen` is what an earlier boot saw on this engine, whose fit `model` began with: the gate then does not wait for
+    steps before it believes the model.
     """
 
     def __init__(
@@ -80,15 +81,17 @@ class FloorGate:
         model: StepModel,
         *,
         rule: AdmissionRule | None = None,
-        demand: Demand | None = None,
+        seen: Seen | None = None,
         seed: int = 0,
     ) -> None:
-        self._parts = GateParts.of(settings, model, rule, DemandEstimate(demand))
+        self._parts = GateParts.of(settings, model, rule, seen)
         self._seating = Seating(self._parts)
         self._waits = Waits(self._parts, self._seating)
         self._learning = Learning(self._parts, self._seating)
         self._relief = Relief(self._parts, self._seating)
         self._random = random.Random(seed)
+        self._denied_at: Facts | None = None
+        self._denied_in: tuple[object, ...] = ()
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +195,13 @@ class FloorGate:
         return outlook(self._parts, self._seating, self._waits, ask, now_s)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nobody is here, and the engine did nothing when it was last looked at."""
+        roster, facts = self._parts.roster, self._parts.facts
+        workers = roster.queued or roster.live or roster.held
+        return not (workers or facts.decoding or facts.prefilling or facts.prefill_backlog_tokens)
+
+    @property
     def policy(self) -> FloorPolicy:
         """The policy that holds for all."""
         return self._parts.policy
@@ -202,9 +212,15 @@ class FloorGate:
         return self._parts.max_workers
 
     @property
-    def demand(self) -> Demand:
-        """Think time and turn length as seen so far, to be stored beside the fit."""
-        return self._parts.estimate.demand
+    def seen(self) -> Seen:
+        """What was seen so far, to be stored beside the fit."""
+        parts, estimate = self._parts, self._parts.estimate
+        return Seen(
+            demand=estimate.demand,
+            final_cells=estimate.final_cells.known,
+            cells_per_token=estimate.cells_per_token.known,
+            most_streams=max(parts.meter.most_carried, parts.known_streams),
+        )
 
     def check_integrity(self) -> None:
         """Fails where the gate contradicts itself."""
@@ -395,13 +411,27 @@ class FloorGate:
         parts = self._parts
         while (place := parts.queue.first()) is not None:
             worker = parts.roster.workers[place.worker]
+            due = parts.queue.due_ahead_of(place, now_s) is not None
+            circumstances = (worker, due, *self._circumstances())
+            if parts.facts is self._denied_at and circumstances == self._denied_in:
+                return
             reason = self._reason_against(place, worker, now_s)
             if reason is None:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
                 continue
             if reason == "kv headroom exhausted":
                 self._let_smaller_pass(worker, now_s, actions)
+            elif reason not in _PASS_WITH_TIME:
+                self._denied_at, self._denied_in = parts.facts, circumstances
             return
+
+    def _circumstances(self) -> tuple[object, ...]:
+        """What a denial for other reasons than cells depends on, between two looks at the engine."""
+        parts, roster = self._parts, self._parts.roster
+        return (
+            parts.policy, parts.max_workers, parts.ladder.under, parts.margin.allowance,
+            len(roster.admitted), len(roster.running), len(roster.waiting), len(roster.on_hold), len(roster.warming),
+        )  # fmt: skip
 
     def _let_smaller_pass(self, large: Worker, now_s: float, actions: list[Action]) -> None:
         """Who is next and waits for cells alone may be passed by others that fit, for a while."""

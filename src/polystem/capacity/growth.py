@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["MOMENTS", "CellPath", "Group", "groups_of"]
 
-MOMENTS = 4
+MOMENTS = 8
 """So many moments are looked at, evenly spread over the time to come."""
 _GROUPS = 8
 _FARTHEST_S = 60.0

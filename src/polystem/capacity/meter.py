@@ -30,8 +30,9 @@ class StepMeter:
         self._window_s = window_s
         self._least_steps = least_steps
         self._last_at: float | None = None
-        self._recent: deque[tuple[float, float]] = deque()
+        self._recent: deque[tuple[float, float, int]] = deque()
         self._recent_s = 0.0
+        self._recent_streams = 0
         self._seen_s = 0.0
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
@@ -59,8 +60,7 @@ class StepMeter:
     def restarted(self) -> None:
         """The engine began anew, and with it perhaps its clock."""
         self._last_at = None
-        self._recent.clear()
-        self._recent_s = 0.0
+        self._clear_recent()
         self._cells_read = None
         self._cells.clear()
         self.most_decoding = 0
@@ -80,10 +80,15 @@ class StepMeter:
     def _forget(self, now_s: float) -> None:
         """Keeps the window; of steps that are long beside it the last few, until one more is overdue."""
         if self._recent and now_s - self._recent[-1][0] > max(self._window_s, 3 * self._recent[-1][1]):
-            self._recent.clear()
-            self._recent_s = 0.0
+            self._clear_recent()
         while len(self._recent) > self._least_steps and self._recent[0][0] < now_s - self._window_s:
-            self._recent_s -= self._recent.popleft()[1]
+            _, duration_s, streams = self._recent.popleft()
+            self._recent_s -= duration_s
+            self._recent_streams -= streams
+
+    def _clear_recent(self) -> None:
+        self._recent.clear()
+        self._recent_s, self._recent_streams = 0.0, 0
 
     def _take(self, step: Step, now_s: float) -> None:
         self._cells_read = step.load.cells_read
@@ -92,8 +97,9 @@ class StepMeter:
         self.samples += 1
         self.most_decoding = max(self.most_decoding, step.load.decoding)
         (heapq.heappush if len(self._largest) < _CARRIED else heapq.heappushpop)(self._largest, step.load.decoding)
-        self._recent.append((now_s, step.duration_s))
+        self._recent.append((now_s, step.duration_s, step.load.decoding))
         self._recent_s += step.duration_s
+        self._recent_streams += step.load.decoding
         kept = exp(-step.duration_s / _SHARE_OVER_S)
         self._seen_s = self._seen_s * kept + step.duration_s
         self._prefilled_tokens = self._prefilled_tokens * kept + step.load.prefill_tokens
@@ -114,6 +120,11 @@ class StepMeter:
         if len(self._recent) < self._least_steps or self._recent_s <= 0:
             return None
         return len(self._recent) / self._recent_s
+
+    @property
+    def measured_streams(self) -> float:
+        """Mean number of streams in the steps of `measured_tps`."""
+        return self._recent_streams / max(1, len(self._recent))
 
     def prefill_share(self, per_prefill_token_s: float) -> float:
         """rho: the part of decode time that goes to prompts in the long run, at so many seconds a token."""

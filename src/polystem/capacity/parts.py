@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polystem.capacity.demand import DemandEstimate
+from polystem.capacity.demand import DemandEstimate, Seen
 from polystem.capacity.facts import Facts
 from polystem.capacity.forecast import Forecast
 from polystem.capacity.ladder import Ladder
@@ -28,6 +28,7 @@ class GateParts:
 
     Args:
         policy: holds for all; like `max_workers` it can be set while the gate runs.
+        known_streams: streams that an earlier boot has carried on this engine; 0 where this is the first.
         facts: what the engine said of itself last.
         foreign: streams that the gate did not let in.
         looks_at_nothing: how often in a row none of our turns was seen to decode or prefill, though some are inside.
@@ -52,6 +53,7 @@ class GateParts:
     rule: AdmissionRule
     policy: FloorPolicy
     max_workers: int | None
+    known_streams: int = 0
     facts: Facts = field(default_factory=Facts)
     foreign: int = 0
     looks_at_nothing: int = 0
@@ -64,9 +66,7 @@ class GateParts:
     refused: dict[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
-    def of(
-        cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, estimate: DemandEstimate
-    ) -> GateParts:
+    def of(cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, seen: Seen | None) -> GateParts:
         """The parts of a gate that nobody has come to yet."""
         floor_rule = FloorRule(settings)
         return cls(
@@ -77,13 +77,29 @@ class GateParts:
             ladder=Ladder(settings),
             margin=TurnMargin(settings.turn_margin, settings.under_share),
             meter=StepMeter(),
-            estimate=estimate,
+            estimate=DemandEstimate(seen),
             forecast=Forecast(model),
             floor_rule=floor_rule,
             rule=rule or floor_rule,
             policy=settings.policy,
             max_workers=settings.max_workers,
+            known_streams=0 if seen is None else seen.most_streams,
         )
+
+    @property
+    def cold_samples(self) -> int:
+        """Steps to be seen before the model is believed: none where it begins with what an earlier boot learned."""
+        return 0 if self.known_streams else self.settings.cold_samples
+
+    @property
+    def most_seen(self) -> int:
+        """The largest number of streams that a step has carried, in this boot or an earlier one."""
+        return max(self.meter.most_decoding, self.known_streams)
+
+    @property
+    def most_carried(self) -> int:
+        """The most streams that several steps have carried, in this boot or an earlier one."""
+        return max(self.meter.most_carried, self.known_streams)
 
     @property
     def is_ours(self) -> bool:

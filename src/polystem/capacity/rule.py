@@ -30,12 +30,12 @@ class GateState:
         floor_tps: the highest floor of those let in and of the newcomer; None asks for nothing.
         policy: the newcomer's, or the gate's own.
         held: turns that wait, or stand still; `on_hold` workers of which the ladder holds the next turn.
-        samples: steps learned from since the engine started.
+        samples: steps learned from since the engine started, of the `cold_samples` that are waited for.
         settle_until: until then the gate waits for samples.
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
         path: where the cells of the workers go, with the newcomer and others like it.
-        most_seen: the largest number of streams that a step has carried since the engine began.
+        most_seen: the largest number of streams that a step has carried.
         most_carried: the most that several steps have carried.
         allowance: multiple of eps that the predicted share may be now.
         seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
@@ -56,6 +56,7 @@ class GateState:
     measured_tps: float | None
     under_floor: bool
     samples: int
+    cold_samples: int
     settle_until: float
     cells_after: int
     cells_line: int
@@ -152,7 +153,8 @@ class FloorRule:
     def _fleet_tps(self, state: GateState, workers: int) -> float:
         """What so many decode together on the way, at the most of its cells: in one buffer, what those leave who go is
         read on until others have taken it."""
-        return state.forecast.fleet_tps(workers, max(self._extra_cells(state, workers)))
+        most_cells = max(self._extra_cells(state, workers))
+        return state.forecast.fleet_tps(workers, most_cells, floor_tps=state.floor_tps)
 
     def _extra_cells(self, state: GateState, workers: int) -> tuple[int, ...]:
         """Cells read beyond those of now, on the way, with so many workers at the rate of now."""
@@ -164,7 +166,7 @@ class FloorRule:
 
     def _is_cold(self, state: GateState) -> bool:
         """Whether what the model says is no more than a guess yet."""
-        return state.samples < self._settings.cold_samples and state.now_s < state.settle_until
+        return state.samples < state.cold_samples and state.now_s < state.settle_until
 
     def _not_yet(self, state: GateState) -> Reason | None:
         if state.running and self._is_cold(state):

@@ -89,7 +89,7 @@ class Seating:
     def is_out_of_reach(self, floor_tps: float | None) -> bool:
         """Whether one alone would be under the floor, once enough was seen of the engine to say so."""
         parts = self._parts
-        known = parts.meter.samples >= parts.settings.cold_samples
+        known = parts.meter.samples >= parts.cold_samples
         return floor_tps is not None and known and parts.forecast.mean_s(1) > 1 / floor_tps
 
     def never_fits(self, ask: Ask) -> bool:
@@ -119,12 +119,13 @@ class Seating:
             measured_tps=parts.meter.measured_tps,
             under_floor=parts.ladder.under,
             samples=parts.meter.samples,
+            cold_samples=parts.cold_samples,
             settle_until=cold_since + policy.settle_s,
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
             path=self._path(ask),
-            most_seen=parts.meter.most_decoding,
-            most_carried=parts.meter.most_carried,
+            most_seen=parts.most_seen,
+            most_carried=parts.most_carried,
             allowance=parts.margin.allowance,
             seats_after=self.seats_promised() + kept_seats + 1,
             seats_total=facts.seats_total,
@@ -215,16 +216,27 @@ class Seating:
     # --- turns ----------------------------------------------------------------------------------------------------
 
     def turn_fits(self, worker: Worker) -> bool:
-        """Whether one more turn may run beside those that do, with the cells that all of them will have said,
-        and with what prompts take of the time."""
+        """Whether one more turn may run beside those that do, with the cells that all of them will have said."""
         parts = self._parts
         running = len(parts.roster.running)
         floor_tps = self.kept_floor_tps()
         if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
             return True
         more_cells = worker.offloaded_cells + int((running + 1) * parts.forecast.demand.turn_tokens)
-        allowed_s = parts.margin.value * (1 - parts.forecast.outside.prefill_share) / floor_tps
-        return parts.forecast.mean_s(running + 1, max(0, more_cells - self._spare_cells())) <= allowed_s
+        return self._step_with(running + 1, max(0, more_cells - self._spare_cells())) <= parts.margin.value / floor_tps
+
+    def _step_with(self, streams: int, more_cells: int) -> float:
+        """The mean step with so many of our streams and so many cells more, prompts included.
+
+        The steps of the last seconds say how long it takes with the streams and prompts of now; the model says what
+        more streams and cells make of that. Without such steps the model has to say it all.
+        """
+        forecast, measured_tps = self._parts.forecast, self._parts.meter.measured_tps
+        predicted_s = forecast.mean_s(streams, more_cells)
+        ours = round(self._parts.meter.measured_streams) - self._parts.foreign
+        if measured_tps is None or ours < 1:
+            return predicted_s / (1 - forecast.outside.prefill_share)
+        return predicted_s / (forecast.mean_s(ours) * measured_tps)
 
     def is_crowded(self) -> bool:
         """Whether those that are not on hold would be under the floor for most of their time, by the model."""

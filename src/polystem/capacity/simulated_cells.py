@@ -1,6 +1,7 @@
 """Cells in one row, as a unified buffer has them: the lowest free one is taken first.
 
-A step reads up to the highest used one, so what somebody leaves behind among others is still read until it is taken.
+A step reads up to the highest used one, so what somebody leaves behind among others is still read until it is taken, or
+until the engine has closed the gap, which it does little by little.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ __all__ = ["CellRow"]
 
 _BLOCK = 256
 """Cells are read in blocks of so many."""
+_GAP_SHARE = 1 / 8
+"""Gaps of a block or more are closed where they are so large a part of what is read."""
 
 
 class CellRow:
@@ -31,6 +34,20 @@ class CellRow:
             cells = self._cells.setdefault(name, [])
             while len(cells) < count:
                 cells.append(self._take())
+
+    def close_gaps(self, most_cells: int) -> None:
+        """Moves the highest cells of whoever reaches up farthest into free ones further down."""
+        used, read = sum(map(len, self._cells.values())), self.read
+        gap = read - -(-used // _BLOCK) * _BLOCK
+        if gap < _BLOCK or gap < _GAP_SHARE * read:
+            return
+        farthest = max((cells for cells in self._cells.values() if cells), key=max)
+        farthest.sort()
+        for place in range(len(farthest) - 1, max(-1, len(farthest) - 1 - most_cells), -1):
+            if farthest[place] < used:
+                break
+            heapq.heappush(self._free, farthest[place])
+            farthest[place] = heapq.heappop(self._free)
 
     @property
     def read(self) -> int:

@@ -15,6 +15,7 @@ from math import exp, inf
 
 from polystem.capacity.actions import Action, Forget, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Go, Refused, RestoredWorker, Wait
+from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import GateSettings
@@ -28,6 +29,8 @@ __all__ = ["Coefficients", "Disturbance", "SimEngine", "SimResult", "Simulation"
 
 _TICK_S = 0.1
 _TOLD_STEPS = 64
+_MOVED_CELLS = 64
+"""So many cells are moved between two steps where there are gaps to be closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class Disturbance:
 class SimEngine:
     """The engine that is simulated. `noise` is the relative deviation of a step, lognormal.
 
-    With `one_row` cells lie in one buffer, and a step reads the free ones below the highest used as well.
+    With `one_row` cells lie in one buffer, and a step reads the free ones below the highest used as well, until gaps are
+    closed.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -157,6 +161,7 @@ class Simulation:
         engine: SimEngine | None = None,
         floor_tps: float | None = None,
         fit: Fit | None = None,
+        seen: Seen | None = None,
         rule: Callable[[], AdmissionRule] | None = None,
         crashes_at: Sequence[float] = (),
         seed: int = 0,
@@ -183,7 +188,7 @@ class Simulation:
         self._held_s = 0.0
         self._live_s = self._decoding_s = 0.0
         self._down = False
-        self.gate = self._new_gate(fit or _pessimistic(self.engine.coefficients))
+        self.gate = self._new_gate(fit or _pessimistic(self.engine.coefficients), seen)
         for worker in workers:
             self._at(worker.arrives_at, lambda name=worker.name: self._arrive(name))
         for moment in crashes_at:
@@ -260,6 +265,7 @@ class Simulation:
         if not self.engine.one_row:
             return self._cells()
         self._row.follow({name: agent.cells for name, agent in self.agents.items()})
+        self._row.close_gaps(_MOVED_CELLS)
         return self.engine.pool_cells + self._row.read
 
     def _foreign(self) -> int:
@@ -382,9 +388,10 @@ class Simulation:
         elif isinstance(action, Forget):
             self.agents[action.worker].waiting_since = None
 
-    def _new_gate(self, fit: Fit) -> FloorGate:
+    def _new_gate(self, fit: Fit, seen: Seen | None) -> FloorGate:
         settings = replace(self._settings, rows=100_000)
-        return FloorGate(settings, StepModel(fit), rule=self._rule() if self._rule else None, seed=self._seed)
+        rule = self._rule() if self._rule else None
+        return FloorGate(settings, StepModel(fit), rule=rule, seen=seen, seed=self._seed)
 
     def _crash(self) -> None:
         """The server is killed. What a store keeps comes back after a second; clients try again from then on."""
@@ -402,7 +409,7 @@ class Simulation:
 
     def _come_up(self, fit: Fit, kept: list[RestoredWorker]) -> None:
         self._down = False
-        self.gate = self._new_gate(fit)
+        self.gate = self._new_gate(fit, self.gate.seen)
         self.gate.restore(kept, self._now_s)
         self.gate.check_integrity()
         thinking = {row.worker for row in kept if not row.queued}

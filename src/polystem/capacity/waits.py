@@ -61,7 +61,7 @@ class Waits:
     def settle_remaining_s(self, ask: Ask, now_s: float) -> float | None:
         """How long the gate still waits for samples at most; None where it does not."""
         parts = self._parts
-        if parts.cold_since is None or parts.meter.samples >= parts.settings.cold_samples:
+        if parts.cold_since is None or parts.meter.samples >= parts.cold_samples:
             return None
         left_s = parts.cold_since + self._seating.policy_of(ask).settle_s - now_s
         return left_s if left_s > 0 else None
@@ -74,7 +74,7 @@ class Waits:
         if each_s is None:
             each_s = min(policy.settle_s, policy.settle_tokens / rate_tps)
         at_once = parts.floor_rule.warming_most(len(parts.roster.admitted))
-        samples_s = max(0, parts.settings.cold_samples - parts.meter.samples) / rate_tps
+        samples_s = max(0, parts.cold_samples - parts.meter.samples) / rate_tps
         cold_s = min(self.settle_remaining_s(ask, now_s) or 0.0, samples_s)
         return cold_s + (place + 1) * each_s / at_once
 

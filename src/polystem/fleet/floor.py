@@ -66,8 +66,8 @@ class FleetFloor:
         if self.settings is None:
             return
         fits = FitKeeper(self._engine.info, self.settings, self._fits, self._clock)
-        model, demand = fits.start()
-        gate = FloorGate(_capped(self.settings.gate, fleet), model, rule=self.settings.rule, demand=demand)
+        model, seen = fits.start()
+        gate = FloorGate(_capped(self.settings.gate, fleet), model, rule=self.settings.rule, seen=seen)
         self.desk = FloorDesk(
             gate,
             model,

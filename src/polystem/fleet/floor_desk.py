@@ -2,7 +2,7 @@
 
 The gate is arithmetic: it is asked, told facts about ten times a second, and answers with what is to be done. This
 module does that, and keeps whoever waits. A turn passes after its session's earlier turn has ended, and before anything
-is booked for it. Reading never asks the gate: views are published.
+is booked for it. Reading asks the gate once for each tick at most, and changes nothing.
 Invariant: a turn is inside exactly while the gate takes its worker's turn for a running one, and whoever waits here is
 present in the gate's queue.
 """
@@ -90,7 +90,7 @@ class FloorDesk:
     """The asyncio side of one floor gate.
 
     `offload` gives up the cells of a session that stands still.
-    `view` is what the gate showed of itself at the last tick. `faults` counts failures of the gate itself: they are
+    `faults` counts failures of the gate itself: they are
     logged, and the desk goes on.
     """
 
@@ -124,7 +124,8 @@ class FloorDesk:
         self._something_to_do = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self.faults = 0
-        self.view: CapacityView = gate.snapshot(clock.now_s())
+        self._view: CapacityView = gate.snapshot(clock.now_s())
+        self._view_is_old = False
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class FloorDesk:
         if self._ticker is not None and not self._ticker.done():
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
-            await self._fits.save(self._model, self.gate.demand)
+            await self._fits.save(self._model, self.gate.seen)
 
     def drain(self, error: Callable[[], PolystemError]) -> None:
         """Lets nobody in any more: whoever waits gets this error and keeps its place, as does whoever comes later."""
@@ -440,10 +441,10 @@ class FloorDesk:
             await self._something_to_do.wait()
             self._tick()
             try:
-                await self._fits.save_when_due(self._model, self.gate.demand)
+                await self._fits.save_when_due(self._model, self.gate.seen)
             except Exception as error:
                 self._note_fault(error)
-            if self._is_idle():
+            if not self._passages and self.gate.is_idle:
                 self._something_to_do.clear()
             await self._clock.sleep(self._settings.tick_s)
 
@@ -456,18 +457,21 @@ class FloorDesk:
         except Exception as error:
             self._note_fault(error)
         self._act()
-        self._publish()
+        self._view_is_old = True
 
-    def _publish(self) -> None:
-        try:
-            self.view = self.gate.snapshot(self._clock.now_s())
-        except Exception as error:
-            self._note_fault(error)
+    @property
+    def view(self) -> CapacityView:
+        """What the gate shows of itself since its last look at the engine; worked out for whoever asks first.
 
-    def _is_idle(self) -> bool:
-        view = self.view
-        workers = self._passages or view.queued or view.live or view.held
-        return not (workers or view.decoding or view.foreign or view.prefilling or view.prefill_backlog_tokens)
+        It takes more arithmetic than all else in a tick, and on a server that nobody watches it would be for nothing.
+        """
+        if self._view_is_old:
+            self._view_is_old = False
+            try:
+                self._view = self.gate.snapshot(self._clock.now_s())
+            except Exception as error:
+                self._note_fault(error)
+        return self._view
 
     def _note_fault(self, error: Exception) -> None:
         """Counts a failure of the gate; one may come with each tick, so only each power of two is logged."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from polystem.capacity.demand import Seen
 from polystem.capacity.fits import FitKey, FitStore, StoredFit
-from polystem.capacity.floor import Demand
 from polystem.capacity.step_model import Fit, StepModel, StepModelSettings
 from polystem.clock import Clock
 from polystem.engine.machine import this_machine
@@ -40,23 +40,23 @@ class FitKeeper:
         self._saved_at = clock.now_s()
         self._saved_samples = 0
 
-    def start(self) -> tuple[StepModel, Demand | None]:
+    def start(self) -> tuple[StepModel, Seen | None]:
         """A model that begins with the stored fit, else with the settings' prior, else with a pessimistic guess.
 
-        Beside it what workers asked for when it was stored.
+        Beside it what was seen of workers when it was stored.
         """
         stored = self._fits.find(self._key) if self._fits is not None and self._key is not None else None
         fit = stored.fit if stored is not None else self._settings.prior or pessimistic_fit(self._info)
         model = StepModel(fit, StepModelSettings(upper_z=self._settings.gate.upper_z))
-        return model, None if stored is None else stored.demand
+        return model, None if stored is None else stored.seen
 
-    async def save_when_due(self, model: StepModel, demand: Demand | None) -> None:
+    async def save_when_due(self, model: StepModel, seen: Seen | None) -> None:
         """Stores the fit where `fit_saved_every_s` have passed since it was stored last."""
         if self._clock.now_s() - self._saved_at >= self._settings.fit_saved_every_s:
             self._saved_at = self._clock.now_s()
-            await self.save(model, demand)
+            await self.save(model, seen)
 
-    async def save(self, model: StepModel, demand: Demand | None) -> None:
+    async def save(self, model: StepModel, seen: Seen | None) -> None:
         """Stores the fit, off the event loop. A file that cannot be written is told of and costs nothing else."""
         if self._fits is None or self._key is None or model.samples == self._saved_samples:
             return
@@ -66,7 +66,7 @@ class FitKeeper:
             key=self._key,
             model=info.model,
             fit=model.fit,
-            demand=demand,
+            seen=seen,
             cells_total=info.cells_total,
             at_s=self._clock.wall_s(),
             seats_total=info.sequences_total,
