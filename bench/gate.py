@@ -3,13 +3,14 @@
     python -m bench.gate [--model nano | --model smollm2] [--quick | --full] [--check]
 
 A replay in this process: the same token work in every arm, tool gaps included, on a fresh fleet whose prefix is stored
-before the packages arrive. The engine decodes in a child process, as it does when it serves; the gate starts cold. The
-floor is 1.5 times what one stream gets when all sixteen decode at once, measured first in the same run, so sixteen are
-past the knee. A stream is under the floor in a window of 2 s of its decode time whose rate is below it.
+before the packages arrive. The engine decodes in a child process, as it does when it serves. Ours begins with what runs
+before it have learned, as a server does that was up before; "cold" knows nothing of the machine. The floor is 1.5 times
+what one stream gets when all sixteen decode at once, measured first in the same run, so sixteen are past the knee. A
+stream is under the floor in a window of 2 s of its decode time whose rate is below it.
 
  1. Every fixed limit of a grid, once. The fastest that keep the floor are candidates.
  2. No gate, the candidates and ours, in an order that turns round: those of a round are pairs. The candidate to beat is
-    the fastest whose mean share over its rounds keeps the floor. Then the measured-mean gate.
+    the fastest whose mean share over its rounds keeps the floor. Then ours cold, and the measured-mean gate.
  3. Three disturbances: foreign load, a context that grows fivefold, tools that become fast. How long until the floor
     holds again, and whether any fixed limit does as well as ours on all three; one that fails on one runs no further.
  4. A prompt of 6,000 tokens that arrives while eight decode, with the prefill budget and without.
@@ -25,11 +26,13 @@ import argparse
 import asyncio
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from bench.gate_contest import MEASURED_MEAN, NO_GATE, OURS, Contest, Disturbed, Rival, static
+from bench.gate_contest import COLD, MEASURED_MEAN, NO_GATE, OURS, Contest, Disturbed, Rival, static
 from bench.gate_disturbed import KINDS
 from bench.gate_figures import ArmPoint, Outcome, best_at_floor, candidates, front, mean_point
 from bench.gate_load import Machine, draw_load
@@ -37,6 +40,7 @@ from bench.gate_prompt import CHUNK_TOKENS, PROMPT_TOKENS, WORKERS, Gap, floor_f
 from bench.models import NANO, SMOLLM2, model_path
 from bench.record import Arguments, Figure, Goal, Model, hand_in, read_arguments, tell
 from bench.servers import tune_model
+from polystem.capacity.fits import FitStore
 from polystem.harness.intervals import abba, log_ratio
 from polystem.harness.prefix import Prefix
 from polystem.harness.settings import CourierSettings
@@ -62,15 +66,15 @@ WORK = {
 class Size:
     """How much of everything is run.
 
-    So many `candidates`, the fastest limits of the sweep that keep the floor, are in the rounds; `means` rounds are run
-    with the measured-mean gate.
+    So many `candidates`, the fastest limits of the sweep that keep the floor, are in the rounds; ours cold and the
+    measured-mean gate have `others` rounds.
     """
 
     crowd_rounds: int
     limits: tuple[int, ...]
     candidates: int
     pairs: int
-    means: int
+    others: int
     kinds: tuple[str, ...] = ()
     disturbed_rounds: int = 0
     rival_limits: tuple[int, ...] = ()
@@ -78,13 +82,13 @@ class Size:
 
 
 FULL = {
-    SMOLLM2: Size(crowd_rounds=3, limits=(6, 8, 10), candidates=2, pairs=5, means=1),
+    SMOLLM2: Size(crowd_rounds=3, limits=(5, 6, 8), candidates=1, pairs=5, others=2),
     NANO: Size(
-        crowd_rounds=3, limits=(4, 5, 6, 8, 12), candidates=2, pairs=5, means=1, kinds=tuple(KINDS), disturbed_rounds=1,
+        crowd_rounds=3, limits=(5, 6, 8, 10), candidates=2, pairs=5, others=2, kinds=tuple(KINDS), disturbed_rounds=1,
         rival_limits=(4, 6, 8, 12), prompt_rounds=1,
     ),
 }  # fmt: skip
-QUICK = Size(crowd_rounds=1, limits=(8,), candidates=1, pairs=1, means=1, prompt_rounds=1)
+QUICK = Size(crowd_rounds=1, limits=(8,), candidates=1, pairs=1, others=1, prompt_rounds=1)
 QUICK_STEPS = 4
 
 
@@ -105,7 +109,7 @@ class Results:
     gaps: Mapping[str, Sequence[Gap]]
 
 
-async def measure(model: str, size: Size, work: CourierSettings) -> tuple[Results, dict[str, Any]]:
+async def measure(model: str, size: Size, work: CourierSettings, fits: FitStore) -> tuple[Results, dict[str, Any]]:
     """Everything on one model."""
     machine = Machine(model)
     prefix, settings = await machine.prefix(work.prefix_tokens)
@@ -113,12 +117,13 @@ async def measure(model: str, size: Size, work: CourierSettings) -> tuple[Result
     crowd_tps = await machine.crowd_tps(load, output_tokens=CROWD_TOKENS, rounds=size.crowd_rounds)
     floor_tps = FLOOR_OVER_CROWD * crowd_tps
     tell(f"{model}: {crowd_tps:.4g} tokens/s each when all {PACKAGES} decode; the floor is {floor_tps:.4g}")
-    contest = Contest(machine, load, floor_tps)
+    contest = Contest(machine, load, floor_tps, fits)
+    await contest.teach()
     await contest.sweep(size.limits)
     in_rounds = candidates(contest.points(), size.candidates)
     rounds = await contest.rounds((NO_GATE, *in_rounds, OURS), size.pairs)
     rival, keeps = best_at_floor({name: mean_point(rounds[name]) for name in in_rounds})
-    rounds |= await contest.rounds((MEASURED_MEAN,), size.means)
+    rounds |= await contest.rounds((COLD, MEASURED_MEAN), size.others)
     alone_tps = await contest.alone_tps(size.kinds[0]) if size.kinds else None
     disturbed = await contest.disturbed(size.kinds, size.disturbed_rounds)
     rivals = await contest.rivals(size.rival_limits, disturbed)
@@ -290,7 +295,9 @@ async def measure_and_hand_in(model: str, arguments: Arguments) -> int:
         work = replace(work, steps=QUICK_STEPS)
     else:
         await tune_model(model_path(model))
-    results, settings = await measure(model, QUICK if arguments.quick else FULL[model], work)
+    with tempfile.TemporaryDirectory() as name:
+        fits = FitStore(Path(name) / "fits.json")
+        results, settings = await measure(model, QUICK if arguments.quick else FULL[model], work, fits)
     tell(front_text(results.contest.points()))
     short = next(name for name, full in MODELS.items() if full == model)
     return hand_in(

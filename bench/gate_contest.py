@@ -13,6 +13,7 @@ from bench.gate_disturbed import disturbance
 from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, outcome_of
 from bench.gate_load import LIMIT_S, Arm, ArmRun, Load, Machine, run_arm
 from bench.record import tell
+from polystem.capacity.fits import FitStore
 from polystem.capacity.measured_mean import MeasuredMean
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.fleet import FloorSettings
@@ -20,9 +21,9 @@ from polystem.harness.intervals import abba
 from polystem.harness.rates import stream_windows
 from polystem.harness.rows import TurnRow
 
-__all__ = ["MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "static"]
+__all__ = ["COLD", "MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "static"]
 
-NO_GATE, MEASURED_MEAN, OURS = "no gate", "measured mean", "floor gate"
+NO_GATE, MEASURED_MEAN, OURS, COLD = "no gate", "measured mean", "floor gate", "floor gate, cold"
 SLOWER = 1.05
 """An arm that takes so many times as long as ours does not do as well."""
 
@@ -36,8 +37,8 @@ def static(limit: int) -> str:
     return f"static {limit}"
 
 
-def make_arm(name: str, floor_tps: float) -> Arm:
-    """An arm by its name; every worker waits as long as it has to."""
+def make_arm(name: str, floor_tps: float, fits: FitStore | None = None) -> Arm:
+    """An arm by its name; every worker waits as long as it has to. Ours begins with what `fits` holds."""
     if name == NO_GATE:
         return Arm(name, None)
     if name.startswith("static "):
@@ -45,7 +46,7 @@ def make_arm(name: str, floor_tps: float) -> Arm:
         return Arm(name, FloorSettings(gate=gate, admit_wait_s=None))
     rule = MeasuredMean() if name == MEASURED_MEAN else None
     gate = GateSettings(policy=FloorPolicy(floor_tps=floor_tps))
-    return Arm(name, FloorSettings(gate=gate, admit_wait_s=None, rule=rule))
+    return Arm(name, FloorSettings(gate=gate, admit_wait_s=None, rule=rule), fits if name == OURS else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,23 @@ class Rival:
 
 @dataclass(slots=True)
 class Contest:
-    """All runs on one model."""
+    """All runs on one model. `fits` is where runs of ours leave what they learned for the next one."""
 
     machine: Machine
     load: Load
     floor_tps: float
+    fits: FitStore
     outcomes: dict[str, list[Outcome]] = field(default_factory=lambda: {})
     looks: int = 0
     out_of_balance: int = 0
+
+    async def teach(self) -> None:
+        """One run of ours that counts for nothing: a server has been up before."""
+        run = await run_arm(self.machine, self._arm(OURS), self.load)
+        tell(f"{self.machine.model}, {OURS}, the run before: {self._note(run)}")
+
+    def _arm(self, name: str) -> Arm:
+        return make_arm(name, self.floor_tps, self.fits)
 
     async def sweep(self, limits: Sequence[int]) -> None:
         """Every fixed limit."""
@@ -92,7 +102,7 @@ class Contest:
         return {name: self.outcomes[name][begun[name] :] for name in names}
 
     async def _run(self, name: str) -> None:
-        outcome = self._note(await run_arm(self.machine, make_arm(name, self.floor_tps), self.load))
+        outcome = self._note(await run_arm(self.machine, self._arm(name), self.load))
         self.outcomes.setdefault(name, []).append(outcome)
         tell(f"{self.machine.model}, {name}: {outcome}")
 
@@ -117,7 +127,7 @@ class Contest:
 
     async def alone_tps(self, kind: str) -> float:
         """The rate of one worker by itself while a disturbance lasts: a floor above it is out of anybody's reach."""
-        planned = disturbance(kind, self.load, after_s=ALONE_AFTER_S, lasts_s=ALONE_LASTS_S)
+        planned = disturbance(kind, self.load, after_s=ALONE_AFTER_S, lasts_s=ALONE_LASTS_S, slow_s=ALONE_LASTS_S)
         run = await run_arm(
             self.machine, make_arm(static(1), self.floor_tps), planned.load, disturb=planned.disturb,
             limit_s=ALONE_AFTER_S + ALONE_LASTS_S,
@@ -142,11 +152,13 @@ class Contest:
         return Rival(limit, len(marks), None, run.outcome)
 
     async def _disturbed(self, name: str, kind: str, limit_s: float) -> Disturbed:
-        """A quarter into the time of our undisturbed run, for long enough to see whether the floor comes back."""
+        """A quarter into the time of our undisturbed run, for long enough to see whether the floor comes back; slow
+        tools for as long as that run, which is several calls of each."""
         wall_s = statistics.median(outcome.wall_s for outcome in self.outcomes[OURS])
-        planned = disturbance(kind, self.load, after_s=wall_s / 4, lasts_s=max(wall_s / 2, DISTURBED_LEAST_S))
-        arm = make_arm(name, self.floor_tps)
-        run = await run_arm(self.machine, arm, planned.load, disturb=planned.disturb, limit_s=limit_s)
+        planned = disturbance(
+            kind, self.load, after_s=wall_s / 4, lasts_s=max(wall_s / 2, DISTURBED_LEAST_S), slow_s=wall_s
+        )
+        run = await run_arm(self.machine, self._arm(name), planned.load, disturb=planned.disturb, limit_s=limit_s)
         outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
         until_s = min(planned.ended_s, max((turn.last_token_s for turn in turns), default=0.0))
         again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)

@@ -129,11 +129,11 @@ class Quickened(Disturbance):
 KINDS: Sequence[str] = ("foreign load", "a context that grows fivefold", "tools that become fast")
 
 
-def disturbance(kind: str, load: Load, *, after_s: float, lasts_s: float) -> Disturbance:
-    """A fresh one for one run, beginning about `after_s` into it."""
+def disturbance(kind: str, load: Load, *, after_s: float, lasts_s: float, slow_s: float) -> Disturbance:
+    """A fresh one for one run, beginning about `after_s` into it; tools become fast after `slow_s`."""
     if kind == KINDS[0]:
         return Foreign(load, after_s=after_s, lasts_s=lasts_s)
     if kind == KINDS[1]:
         return Grown(load, step=load.settings.steps // 4)
     assert kind == KINDS[2]
-    return Quickened(load, after_s=after_s)
+    return Quickened(load, after_s=slow_s)

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.models import model_path
 from bench.replay import ALPHABET_CHARACTERS, aggregate_tps, draw_tokens
+from polystem.capacity.fits import FitStore
 from polystem.capacity.views import CapacityView
 from polystem.clock import SystemClock
 from polystem.engine.llama import LlamaEngine, LlamaSettings
@@ -94,10 +95,11 @@ def draw_load(settings: CourierSettings, prefix: Prefix) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to let workers in; `floor` None is no gate."""
+    """One way to let workers in; `floor` None is no gate. `fits` is what earlier runs have learned."""
 
     name: str
     floor: FloorSettings | None
+    fits: FitStore | None = None
 
 
 @dataclass(slots=True)
@@ -156,10 +158,12 @@ class Machine:
     clock: SystemClock = field(default_factory=SystemClock)
 
     @asynccontextmanager
-    async def fleet(self, cells: int, floor: FloorSettings | None) -> AsyncGenerator[Fleet, None]:
+    async def fleet(
+        self, cells: int, floor: FloorSettings | None, fits: FitStore | None = None
+    ) -> AsyncGenerator[Fleet, None]:
         """A fleet that has just started, with an engine of its own."""
         settings = LlamaSettings(model_path=model_path(self.model), cells=cells, sequences=self.sequences)
-        fleet = Fleet(LlamaEngine(settings, clock=self.clock), clock=self.clock, floor=floor)
+        fleet = Fleet(LlamaEngine(settings, clock=self.clock), clock=self.clock, floor=floor, fits=fits)
         try:
             await fleet.start()
             yield fleet
@@ -294,7 +298,7 @@ async def run_arm(
     """
     with tempfile.TemporaryDirectory() as name:
         folder, watch = Path(name), Watch()
-        async with machine.fleet(load.cells, arm.floor) as fleet:
+        async with machine.fleet(load.cells, arm.floor, arm.fits) as fleet:
             pool = await fleet.create_pool(tokens=load.prefix.token_ids)
             stage = Stage(fleet, machine.clock, machine.clock.now_s(), load)
             with RecordWriter(folder) as record:
