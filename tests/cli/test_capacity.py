@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import pytest
@@ -31,12 +31,17 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-async def told_by(floor: FloorSettings, *, sessions: Sequence[str] = ()) -> dict[str, Any]:
-    """What a real server tells of itself after some turns."""
+async def told_by(
+    floor: FloorSettings, *, sessions: Sequence[str] = (), admission: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a real server tells of itself after some turns on a pool that may have a policy of its own."""
     async with serving(*[Answer("Hi")] * len(sessions), floor=floor) as served:
         await served.client.post("/polykv/pools", json={"prompt": "abc"})
+        if admission is not None:
+            answered = await served.client.post("/polykv/pools/0/admission", json=admission)
+            assert answered.status_code == 200, answered.text
         for session_id in sessions:
-            await served.chat(session_id=session_id)
+            await served.chat(session_id=session_id, pool_id=0)
         await served.client.post("/elastic", json={})
         answer: dict[str, Any] = (await served.client.get("/fleet/capacity")).json()
     CapacityAnswer.model_validate(answer)
@@ -85,11 +90,41 @@ async def test_without_a_floor_it_says_how_to_set_one() -> None:
     assert "no floor is set: give --floor-tps to serve, or POST /elastic" in shown(told)
 
 
-async def test_an_advisory_floor_and_one_that_only_warns_say_so(limited: dict[str, Any]) -> None:
-    floor = limited["floor"]
-    assert "advisory: told, and nobody waits for it" in shown(limited | {"floor": floor | {"mode": "advisory"}})
-    assert "who finds no room is let in and told" in shown(limited | {"floor": floor | {"on_saturation": "warn"}})
-    assert "out of reach here even for one" in shown(limited | {"floor": floor | {"unreachable": True}})
+def with_floor(**policy: Any) -> FloorSettings:
+    return FloorSettings(gate=GateSettings(policy=FloorPolicy(floor_tps=5, **policy)))
+
+
+async def test_an_advisory_floor_is_told_and_keeps_nobody_out() -> None:
+    told = await told_by(with_floor(mode="advisory"), sessions=("a",))
+    text = " ".join(shown(told).split())
+    assert headline(told).startswith("newcomers are let in whatever the floor says; there is room for ")
+    assert "floor 5.0 tokens/s advisory: told, and nobody waits for it" in text
+    assert "workers like the present ones that there is room for" in text
+    assert "held - the floor is advisory, so nobody has to stand still" in text
+    assert "no floor" not in text.split("pool 0")[0]
+
+
+OF_THE_POOL = {"target_tps_per_session": 6, "mode": "enforced"}
+
+
+async def test_a_floor_that_a_pool_asks_for_is_kept_also_beside_an_advisory_one() -> None:
+    advised = await told_by(with_floor(mode="advisory"), sessions=("a",), admission=OF_THE_POOL)
+    unset = await told_by(FloorSettings(), sessions=("a",), admission=OF_THE_POOL)
+    kept = "floor 6.0 tokens/s kept for every stream, as a pool or a request asks; the server "
+    assert f"{kept}only advises 5" in " ".join(shown(advised).split())
+    assert f"{kept}sets none" in " ".join(shown(unset).split())
+    assert "whatever the floor says" not in headline(advised)
+
+
+async def test_a_floor_that_only_warns_lets_newcomers_in_and_says_so() -> None:
+    told = await told_by(with_floor(on_saturation="warn"))
+    assert "who finds no room is let in and told" in shown(told)
+    assert told["workers"]["live"] == told["model"]["samples"] == told["model"]["samples_before"] == 0
+    assert headline(told).startswith("newcomers are let in whatever the floor says; there is room for ")
+
+
+async def test_a_floor_out_of_reach_says_so(limited: dict[str, Any]) -> None:
+    assert "out of reach here even for one" in shown(limited | {"floor": limited["floor"] | {"unreachable": True}})
 
 
 def test_every_reason_of_the_gate_is_explained() -> None:
@@ -113,7 +148,11 @@ async def test_before_the_first_step_a_floor_lets_in_one_and_says_so(limited: di
     assert headline(cold).startswith("1 may come in now, others once its first steps were seen; ")
     for known in ("samples", "samples_before"):
         assert headline(cold | {"model": cold["model"] | {known: 900}}) == "7 more may come in now"
-    assert headline(cold | {"floor": limited["floor"] | {"floor_tps": None}}) == "7 more may come in now"
+    unset = limited["floor"] | {"floor_tps": None, "server_floor_tps": None}
+    assert headline(cold | {"floor": unset}) == "7 more may come in now"
+    for change in ({"on_saturation": "warn"}, {"mode": "advisory", "floor_tps": None}):
+        all_in = "newcomers are let in whatever the floor says; there is room for 7 more"
+        assert headline(cold | {"floor": limited["floor"] | change}) == all_in
 
 
 @pytest.mark.parametrize(

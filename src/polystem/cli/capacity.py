@@ -138,6 +138,9 @@ def headline(told: Told) -> str:
         return f"nobody is served now: {ENGINE_IS.get(state, state)}"
     if binding is not None:
         return f"nobody more now: {binding} ({MEANING_OF.get(binding, 'see docs/api.md')})"
+    if _lets_all_in(told["floor"]):
+        beyond = "" if room is None else f"; there is room for {room} more"
+        return f"newcomers are let in whatever the floor says{beyond}"
     if room is None:
         return "everybody may come in: no floor and no limit is set"
     if room > 1 and _is_unseen(told):
@@ -145,16 +148,30 @@ def headline(told: Told) -> str:
     return f"{room} more may come in now"
 
 
+def _waits(floor: Told) -> bool:
+    """Whether who finds no room at the server's floor has to wait."""
+    enforced = floor["mode"] == "enforced" and floor["on_saturation"] == "reject"
+    return floor["server_floor_tps"] is not None and enforced
+
+
+def _lets_all_in(floor: Told) -> bool:
+    """Whether there is a floor, and nobody waits for it: not for the server's, and for no other."""
+    server_tps = floor["server_floor_tps"]
+    return server_tps is not None and not _waits(floor) and floor["floor_tps"] in (None, server_tps)
+
+
 def _is_unseen(told: Told) -> bool:
-    """Whether a floor is to be kept by an engine of which no step is known: the first worker is watched alone."""
-    has_floor, model = told["floor"]["floor_tps"] is not None, told["model"]
-    return has_floor and not told["workers"]["live"] and not model["samples"] + model["samples_before"]
+    """Whether newcomers wait for a floor of an engine of which no step is known: the first worker is watched alone."""
+    model = told["model"]
+    return _waits(told["floor"]) and not told["workers"]["live"] and not model["samples"] + model["samples_before"]
 
 
 def _room(told: Told) -> Iterator[Row]:
     floor, room = told["floor"], told["admissible"]
-    yield "floor", _tps(floor["floor_tps"]), _floor_meaning(floor)
-    yield "room now", _count(room["now"]), "workers like the present ones that could still be let in"
+    kept_tps, server_tps = floor["floor_tps"], floor["server_floor_tps"]
+    yield "floor", _tps(server_tps if kept_tps is None else kept_tps), _floor_meaning(floor)
+    could = "there is room for" if _lets_all_in(floor) else "could still be let in"
+    yield "room now", _count(room["now"]), f"workers like the present ones that {could}"
     yield "expected wait", f"{room['expected_wait_s']:.1f} s", "of who asks now"
     yield "at once (k*)", _count(floor["k_star"]), "streams that may decode in one step at the floor"
     promised = f"streams under the floor, share of their time; promised is {floor['under_share']:.0%} at most"
@@ -163,12 +180,16 @@ def _room(told: Told) -> Iterator[Row]:
 
 
 def _floor_meaning(floor: Told) -> str:
-    if floor["floor_tps"] is None:
+    kept_tps, server_tps, advisory = floor["floor_tps"], floor["server_floor_tps"], floor["mode"] == "advisory"
+    if kept_tps is None and server_tps is None:
         return "no floor is set: give --floor-tps to serve, or POST /elastic"
+    if kept_tps is None:
+        return "advisory: told, and nobody waits for it"
     if floor["unreachable"]:
         return "out of reach here even for one worker alone"
-    if floor["mode"] == "advisory":
-        return "advisory: told, and nobody waits for it"
+    if server_tps is None or advisory:
+        own = "sets none" if server_tps is None else f"only advises {server_tps:g}"
+        return f"kept for every stream, as a pool or a request asks; the server {own}"
     found_no_room = {"reject": "waits, then gets 429", "warn": "is let in and told"}
     return f"kept for every stream; who finds no room {found_no_room[floor['on_saturation']]}"
 
@@ -197,12 +218,13 @@ def _workers(told: Told) -> Iterator[Row]:
 def _held(told: Told) -> Row:
     workers = told["workers"]
     if not _may_hold(told):
-        return "held", _count(None), "no floor is set, so nobody has to stand still"
+        why = "no floor is set" if told["floor"]["server_floor_tps"] is None else "the floor is advisory"
+        return "held", _count(None), f"{why}, so nobody has to stand still"
     return "held", _count(workers["held"]), f"{workers['on_hold']} by the ladder, {workers['paused']} in mid-answer"
 
 
 def _may_hold(told: Told) -> bool:
-    """Turns are held for a floor's sake alone; some may still be after it was taken away."""
+    """Turns are held for the sake of a floor that is kept; some may still be after it was taken away."""
     return told["floor"]["floor_tps"] is not None or told["workers"]["held"] > 0
 
 
