@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from anyio import to_thread
 
 from polystem.cli.config import read_serve_command
+from polystem.cli.main import run
 from polystem.cli.serve import how_to_try
 from tests.control_plane.stage import real_server
 
@@ -20,6 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.native]
 WALK = re.compile(r"^## A walk with curl\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 VARIABLE = re.compile(r"^ {4}(\w+)=(.+)$", re.MULTILINE)
 CURL = re.compile(r"^ +(curl (?:[^'\n]|'[^']*')+)$", re.MULTILINE)
+CAPACITY = re.compile(r"^ +(polystem capacity .+)$", re.MULTILINE)
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
@@ -76,10 +79,17 @@ async def test_the_walk_of_the_page_does_what_the_page_says(repository: Path, tm
     assert left == 0
 
 
-async def test_what_serve_says_to_try_works_as_it_is_printed(tmp_path: Path) -> None:
-    async with real_server(tmp_path, "--store", "none") as url:
-        text = how_to_try(url, read_serve_command({}, environment={}))
+@pytest.mark.parametrize("keys", [(), ("KEY",)])
+async def test_what_serve_says_to_try_works_as_it_is_printed(
+    keys: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for key in keys for word in ("--api-key", key)]
+    async with real_server(tmp_path, "--store", "none", *flags) as url:
+        text = how_to_try(url, read_serve_command({"api_key": list(keys) or None}, environment={}))
         answer, kv = [await send(words, url, url) for words in commands_of(text)]
+        [capacity] = CAPACITY.findall(text)
+        assert await to_thread.run_sync(run, shlex.split(capacity)[1:]) == 0
+    assert "may come in" in capsys.readouterr().out
     assert answer["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
     assert answer["usage"]["completion_tokens"] > 0
     assert kv["cells_total"] == kv["cells_free"] + kv["cells_used"]

@@ -296,13 +296,14 @@ def policy_lines(command: ServeCommand) -> Iterator[str]:
 
 def how_to_try(url: str, command: ServeCommand) -> str:
     """Commands to copy for who has just started a server."""
-    key = " -H 'Authorization: Bearer KEY'" if command.serve.api_keys else ""
+    has_keys = bool(command.serve.api_keys)
+    key, flag = (" -H 'Authorization: Bearer KEY'", " --api-key KEY") if has_keys else ("", "")
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
     return (
         f"ready; the API is at {url}/v1. Try it:\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'\n"
         f"  curl {url}/kv{key}\n"
-        f"  polystem capacity --url {url}"
+        f"  polystem capacity --url {url}{flag}"
     )
 
 
