@@ -4,8 +4,9 @@
 
 F16 is the reference and runs twice, which shows the noise. Q4_0 is the usual small quant. Q2_K-pure is Q2_K without the
 finer matrices that llama.cpp would keep beside it, TQ1_0 rounds weights to three values. A package is dropped at its
-first wrong call. Turns that failed are asked again, alone, and alone with F16. Every figure is about what was
-delivered, so a busy machine changes how long it takes and nothing else.
+first wrong call. The range beside a share, and beside an interaction, is its 95 % interval. Turns that failed are asked
+again, alone, and alone with F16. Every figure is about what was delivered, so a busy machine changes how long it takes
+and nothing else.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def figures_of(found: Matrix) -> list[Figure]:
         Figure(
             f"delivered, {cell.quant}, {cell.concurrency} at a time",
             cell.delivered.hits / cell.delivered.n,
-            "of packages (95 % interval beside it)",
+            "of packages",
             cell.delivered.n,
             (cell.delivered.low, cell.delivered.high),
             Goal("==", 1) if cell.quant == F16 else Goal("<=", 0.9) if cell.quant in (COARSE, BROKEN) else None,
@@ -100,7 +101,7 @@ def figures_of(found: Matrix) -> list[Figure]:
     ]
     for each in found.interactions:
         name = f"interaction, {each.quant}, {each.low_concurrency} to {each.high_concurrency} at a time"
-        figures.append(Figure(name, each.value, "of packages (95 % interval beside it)", each.n, each.interval))
+        figures.append(Figure(name, each.value, "of packages", each.n, each.interval))
     for each in found.verdicts:
         share = each.other_words / each.n
         name = f"transcripts in other words than {F16}, {each.quant}, {each.concurrency} at a time"
