@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polystem.capacity.floor import share_under_floor
 from polystem.capacity.forecast import Forecast, Outside
 from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, Shape, plan
-from polystem.capacity.step_model import Fit, FitTimes
+from polystem.capacity.step_model import Fit, FitTimes, StepLoad
 from polystem.errors import ConfigError
 
 FIT = Fit(0.02, 0.004, 4e-6, 0.002, (5e-4, 1e-4, 1e-7, 1e-4), 5000, 0.002, per_read_s=1e-7, read_deviation_s=1e-9)
@@ -68,10 +68,11 @@ def test_who_is_let_in_meets_the_gates_conditions_and_one_more_does_not(
     def lets_in(workers: int) -> bool:
         crowd = curve.crowd(workers)
         fewer = {each for each in (workers - 1, 3 * workers // 4, workers // 2) if each}
+        together_tps = curve.fleet_tps(workers, floor_tps)
         return (
             share_under_floor(workers, floor_tps, shape.demand, of, crowd) <= 0.05 * 0.92
             and of.upper_s(crowd.load(workers)) <= 2 / floor_tps
-            and all(curve.fleet_tps(each) <= curve.fleet_tps(workers) * (1 + 1e-6) for each in fewer)
+            and all(curve.fleet_tps(each, floor_tps) <= together_tps * (1 + 1e-6) for each in fewer)
             and shape.prefix_tokens + workers * shape.private_tokens <= 0.9 * limits.cells_total
             and workers <= limits.seats_total
         )
@@ -115,13 +116,24 @@ def test_nobody_is_let_in_at_any_floor_who_would_slow_all_together() -> None:
     assert thinks.most > curve.most, "who thinks does not decode"
 
 
-@given(shapes, st.integers(1, 64))
-@settings(deadline=None, max_examples=60)
-def test_all_together_decode_what_the_gate_forecasts(shape: Shape, workers: int) -> None:
+@given(shapes, st.integers(1, 64), st.none() | st.floats(0.5, 40))
+@settings(deadline=None, max_examples=200)
+def test_all_together_decode_what_the_gate_forecasts(shape: Shape, workers: int, floor_tps: float | None) -> None:
+    whole = -shape.cells(workers) % 4096  # the gate rounds cells up, and one stream more or less is much of a few
+    curve = curve_of(replace(shape, prefix_tokens=shape.prefix_tokens + whole))
     forecast = Forecast(FitTimes(FIT))
-    forecast.refresh(shape.demand, Outside())
-    curve = curve_of(shape)
-    assert curve.fleet_tps(workers) == pytest.approx(forecast.fleet_tps(workers, shape.cells(workers)), rel=0.05)
+    forecast.refresh(shape.demand, Outside(prefill_share=curve.crowd(workers).prefill_share))
+    ahead_tps = forecast.fleet_tps(workers, curve.shape.cells(workers), floor_tps=floor_tps)
+    assert curve.fleet_tps(workers, floor_tps) == pytest.approx(ahead_tps, rel=0.05)
+
+
+def test_turns_that_the_floor_holds_back_are_no_gain() -> None:
+    """Six may decode at once at that floor by the mean: workers beyond those bring cells and no tokens."""
+    curve = curve_of(replace(SHAPE, think_s=0.0))
+    floor_tps = 1 / FIT.mean_s(StepLoad(6, SHAPE.cells(6)))
+    assert curve.at(floor_tps * 0.9999).limits["no gain"] == 6
+    assert curve.at(floor_tps / 2).limits["no gain"] > 12
+    assert curve.fleet_tps(9, floor_tps) < curve.fleet_tps(6, floor_tps) < curve.fleet_tps(9)
 
 
 def test_the_step_that_decides_has_the_streams_the_cells_and_the_prompts_of_a_point() -> None:

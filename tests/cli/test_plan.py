@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -90,6 +91,21 @@ def test_floors_and_workers_are_answered_as_the_planner_answers_them(
     assert answer["limits"]["seats_total"] == 63, "the pool takes one"
 
 
+def test_a_floor_of_nothing_is_a_floor_and_no_refusal(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(fit=replace(FIT, base_s=5000.0))
+    answer = told(capsys, "--floor", "1", "--workers", "2")
+    assert answer["workers"] == [{"workers": 2, "floor_tps": 0.0, "binding": None}]
+
+
+def test_seats_are_told_by_their_name(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep()
+    assert run(["plan", *SHAPE, "--sequences", "4", "--floor", "5", "--workers", "9"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^ +5 +3 .* seats *$", text, re.MULTILINE)
+    assert "9 workers do not fit: seats take 3" in text
+    assert "sequences" not in text
+
+
 def test_cells_sequences_and_a_missing_prefix_are_taken_into_account(
     keep: Keep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +126,7 @@ def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
     words = " ".join(text.split())
     assert "a step 10.0 ± 0.1 ms + each stream 2.00 ± 0.01 ms + 1,000 cells 1.00 ± 0.01 ms read once for all" in words
     assert "+ a prompt token 0.100 ± 0.001 ms" in words
-    assert "worker: P 1,000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8,192 cells, 63 sequences" in text
+    assert "worker: P 1,000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8,192 cells, 63 seats" in text
     assert "4 workers: a floor of " in text
     assert "99 workers do not fit: cells take 31" in text
     assert "workers  highest floor, tokens/s\n      1  " in text
@@ -147,6 +163,23 @@ def test_a_fit_that_knows_little_is_warned_of_with_what_it_does_not_know_and_wha
     assert warned[2].startswith("hint: what makes it surer is load on a server: few agents at a time, then many; ")
     assert warned[3].startswith("  polystem courier run --mode replay ")
     assert len(warned) == 4
+
+
+def test_the_run_that_helps_has_as_many_agents_as_its_arms_let_in_and_names_the_model_for_a_shell(
+    keep: Keep, bundled_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "it's my model.gguf"
+    model.symlink_to(bundled_model)
+    assert run(["plan", *SHAPE, "--model", str(model)]) == 2, "nothing is stored yet"
+    hint = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    assert (hint[-2], hint[-1]) == ("--model", str(model))
+    keep(fit=replace(FIT, samples=60))
+    assert run(["plan", *SHAPE, "--model", str(model)]) == 0
+    words = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    given = {flag: [value for name, value in pairwise(words) if name == flag] for flag in words if flag[:2] == "--"}
+    assert given["--model"] == [str(model)]
+    most = max(int(arm.partition(":")[2]) for arm in given["--arm"])
+    assert most == int(given["--concurrency"][0]) <= int(given["--packages"][0])
 
 
 def test_parts_that_are_known_together_are_a_note(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:

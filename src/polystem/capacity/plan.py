@@ -1,9 +1,11 @@
 """How many workers of a shape a floor allows, and which floor so many workers allow: from a fit, without an engine.
 
 It applies the gate's conditions to a crowd of equal workers that have grown to their size: of floor, burst, gain, cells
-and seats. The gate looks at those who begin together at several moments of their way, of which the last, when all have
-grown, decides. Knows no queue, no ages, no other load, and nothing of what the gate learns as it goes: how often the
-floor is missed, by which it lets in more or fewer than eps by itself allows.
+and seats. The gate looks at those who begin together at several moments of their way, in the last of which all have
+grown: its U(N) is the mean over them, burst and gain are asked at the most cells. So this floor condition is stricter
+than the gate's, the other two are the same. The gate also lets a few workers in before it asks for gain at all. Knows
+no queue, no ages, no other load, and nothing of what the gate learns as it goes: how often the floor is missed, by
+which it lets in more or fewer than eps by itself allows.
 Invariant: `floor_for(n)` is the highest floor at which these conditions let n of them in.
 """
 
@@ -132,7 +134,7 @@ class PlanPoint:
 class PlanCurve:
     """Floors against workers for one shape on one machine; `points` has the floors that were asked for, in their order.
 
-    `most` is what cells, seats and gain allow at any floor, and `most_by` each of them by itself.
+    `most` is what cells, seats and gain allow at the lowest floors, and `most_by` each of them by itself.
     """
 
     fit: Fit
@@ -142,9 +144,9 @@ class PlanCurve:
 
     @cached_property
     def most_by(self) -> dict[Binding, int]:
-        """The most workers by each condition that knows no floor."""
+        """The most workers by each condition that holds without a floor as well."""
         seats = self.limits.seats_total
-        return {"no gain": most_that_hold(seats + 1, self._gains), "cells": self._most_by_cells(), "seats": seats}
+        return {"no gain": self._most_by_gain(None), "cells": self._most_by_cells(), "seats": seats}
 
     @property
     def most(self) -> int:
@@ -165,6 +167,7 @@ class PlanCurve:
             "floor": most_workers(floor_tps, self.shape.demand, self._times, self.crowd, eps=line, limit=limit),
             "burst": most_that_hold(limit, lambda workers: self._keeps_half(workers, floor_tps)),
             **self.most_by,
+            "no gain": self._most_by_gain(floor_tps),
         }
         binding = min(most, key=lambda name: most[name])
         workers = max(1, most[binding])
@@ -191,7 +194,7 @@ class PlanCurve:
         low, high = 0.0, 1 / step_s
         while high - low > _CLOSE * high and high > _LEAST_FLOOR_TPS:
             middle = (low + high) / 2
-            if self._share_under(workers, middle) <= self.limits.share_line and self._keeps_half(workers, middle):
+            if self._is_let_in(workers, middle):
                 low = middle
             else:
                 high = middle
@@ -202,11 +205,16 @@ class PlanCurve:
         floors = ((workers, self.floor_for(workers)) for workers in range(1, min(self.most, most or self.most) + 1))
         return tuple((workers, floor) for workers, floor in floors if floor is not None)
 
-    def fleet_tps(self, workers: int) -> float:
-        """Tokens a second that so many decode together once they have grown, prompts aside."""
+    def fleet_tps(self, workers: int, floor_tps: float | None = None) -> float:
+        """Tokens a second that so many decode together once they have grown, prompts aside.
+
+        With a floor no more of them than keep it by the mean: the turns of the others wait, while their cells are read.
+        """
         first_s, more_s = self._turn_line(self.shape.cells(workers), 0.0)
         streams = _mean_streams(workers, self.shape.think_s, first_s, more_s)
-        return workers * self.shape.turn_tokens / (self.shape.think_s + first_s + more_s * streams)
+        if floor_tps is not None:
+            streams = min(streams, max(1, self._most_by_mean(workers, floor_tps)))
+        return streams * self.shape.turn_tokens / (first_s + more_s * streams)
 
     def load(self, point: PlanPoint) -> StepLoad:
         """The step that decides about a point: as many streams as may decode at once, with the prompts they bring."""
@@ -216,8 +224,16 @@ class PlanCurve:
 
     def crowd(self, workers: int) -> Crowd:
         """What so many workers bring: their cells, all of them read in every step, and the prompts of their turns."""
-        cells = self.shape.cells(workers)
-        return Crowd(cells, prefill_share=self._prefill_share(workers, cells))
+        known = self._crowds.get(workers)
+        if known is None:
+            cells = self.shape.cells(workers)
+            known = self._crowds[workers] = Crowd(cells, prefill_share=self._prefill_share(workers, cells))
+        return known
+
+    @cached_property
+    def _crowds(self) -> dict[int, Crowd]:
+        """Those that were worked out already: many floors are tried on the same workers."""
+        return {}
 
     @cached_property
     def _times(self) -> FitTimes:
@@ -229,17 +245,35 @@ class PlanCurve:
     def _keeps_half(self, workers: int, floor_tps: float) -> bool:
         return self._times.upper_s(self.crowd(workers).load(workers)) <= 2 / floor_tps
 
-    def _gains(self, workers: int) -> bool:
+    def _is_let_in(self, workers: int, floor_tps: float) -> bool:
+        """Whether so many meet the conditions that ask for a floor."""
+        return (
+            self._share_under(workers, floor_tps) <= self.limits.share_line
+            and self._keeps_half(workers, floor_tps)
+            and self._gains(workers, floor_tps)
+        )
+
+    def _gains(self, workers: int, floor_tps: float | None) -> bool:
         """Whether so many decode about as many tokens/s together as fewer would.
 
-        Of the number of workers their rate has one peak, so that this fails for good once it fails.
+        Of the number of workers their rate has one peak, so that this fails for good once it fails. So it does as the
+        floor rises: where it holds fewer back it holds back as many of more.
         """
         if workers < 2:
             return True
-        most_tps = self.fleet_tps(workers) / self.limits.least_gain if self.limits.least_gain else inf
-        return all(
-            self.fleet_tps(fewer) * _AS_MUCH <= most_tps for fewer in (workers - 1, 3 * workers // 4, workers // 2)
-        )
+        rate_tps = self.fleet_tps(workers, floor_tps)
+        most_tps = rate_tps / self.limits.least_gain if self.limits.least_gain else inf
+        others = (workers - 1, 3 * workers // 4, workers // 2)
+        return all(self.fleet_tps(fewer, floor_tps) * _AS_MUCH <= most_tps for fewer in others)
+
+    def _most_by_gain(self, floor_tps: float | None) -> int:
+        return most_that_hold(self.limits.seats_total + 1, lambda workers: self._gains(workers, floor_tps))
+
+    def _most_by_mean(self, workers: int, floor_tps: float) -> int:
+        """How many may decode at once at the floor, the mean step taken for certain; 0 where not even one."""
+        crowd = self.crowd(workers)
+        allowed_s = (1 - crowd.prefill_share) / floor_tps
+        return most_that_hold(workers, lambda streams: self._times.mean_s(crowd.load(streams)) <= allowed_s)
 
     def _most_by_cells(self) -> int:
         line = int(self.limits.cell_line * self.limits.cells_total)

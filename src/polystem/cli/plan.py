@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,13 +31,6 @@ PER_THOUSAND = ("per_cell_s", "per_read_s")
 BAR_COLUMNS = 40
 CURVE_ROWS = 20
 FLOORS_SHOWN = 8
-STOPPED_BY = {
-    "floor": "floor",
-    "burst": "burst",
-    "no gain": "no gain",
-    "cells": "cells",
-    "seats": "sequences",
-}
 LEGEND = """at once: how many of them may decode in one step at the floor
 under: predicted share of stream time under it; worst: tokens/s of each when all decode at once
 burst: if all decoded at once, all would be below half the floor; no gain: one more would slow all together
@@ -47,6 +41,10 @@ programs; tools that return together; and how well the gate keeps its floor: whi
 in more and holds turns that do not fit, else fewer."""
 DOUBTFUL_STEP = 0.1
 FEW_STEPS = 500
+TEACHING_RUN = shlex.split(
+    "polystem courier run --mode replay --packages 32 --concurrency 16 --arm pooled-static:2 --arm pooled-static:16"
+)
+"""Few at a time, then as many as the last arm has: the harness must not keep any of them back."""
 PART_OF = {
     "base_s": "what a step takes by itself",
     "per_stream_s": "what each stream adds",
@@ -73,11 +71,13 @@ and kept, by the gate's rules, with its defaults.
 A worker shares a prefix of P tokens, holds S cells of its own once it has grown, decodes L tokens a turn, and then
 works in its tools for Z seconds. Three rules are about speed: streams are under the floor for at most 5 percent of
 their time; even if all decoded at once nobody would fall below half of it; and one more does not slow all together.
-Two come from the engine: cells, and sequences.
+Two come from the engine: cells, and seats, which are its sequences.
 
-All workers are taken as grown, as they are at one moment if they began together; a fleet of all ages reads fewer cells,
-and the gate lets more in as it sees that. What no plan knows besides: other requests and programs on the machine, tools
-that return together, and how well the gate keeps its floor. A warning says where too little was measured.
+All workers are taken as grown, as they are at one moment if they began together. The gate looks at eight moments of
+their way: for the first rule it takes the mean of them, for the other two the one with the most cells. So it lets more
+in, and more still where a fleet has all ages and reads fewer cells. It also lets the first four in before it asks
+whether one more slows all. What no plan knows besides: other requests and programs on the machine, tools that return
+together, and how well the gate keeps its floor. A warning says where too little was measured.
 """
 
 ModelFlag = Annotated[str, typer.Option(metavar="FILE", help=f"GGUF file, or '{BUNDLED_MODEL}'.")]
@@ -153,7 +153,7 @@ def _stored_for(path: Path, store: FitStore) -> StoredFit:
         raise ConfigError(
             f"no step times are stored for {path.name} in {store.path}{known}",
             hint="let a server work for a minute, it keeps what it measures: "
-            f"polystem courier run --mode replay --model {path}",
+            f"polystem courier run --mode replay --model {shlex.quote(str(path))}",
         )
     entry = max(found, key=lambda each: (each.key.machine == machine, each.at_s))
     if entry.key.machine != machine:
@@ -200,7 +200,8 @@ def _told(stored: StoredFit, curve: PlanCurve, points: Sequence[PlanPoint], work
 
 def _workers_object(curve: PlanCurve, workers: int) -> dict[str, Any]:
     floor_tps = curve.floor_for(workers)
-    return {"workers": workers, "floor_tps": floor_tps, "binding": None if floor_tps else _most_binding(curve)}
+    binding = _most_binding(curve) if floor_tps is None else None
+    return {"workers": workers, "floor_tps": floor_tps, "binding": binding}
 
 
 def doubt_lines(curve: PlanCurve, points: Sequence[PlanPoint], model: str) -> list[str]:
@@ -217,11 +218,11 @@ def doubt_lines(curve: PlanCurve, points: Sequence[PlanPoint], model: str) -> li
         lines = [f"note: the steps of this plan are known to ±{of_step:.0%}, their parts less well"]
     lines += [f"  not well known: {_doubt_text(each)}" for each in unsure]
     ways = list(dict.fromkeys(LEARNT_BY[each.name] for each in unsure)) or ["the load that you plan for"]
+    words = TEACHING_RUN if model == BUNDLED_MODEL else (*TEACHING_RUN, "--model", model)
     return [
         *lines,
         f"hint: what makes it surer is load on a server: {'; '.join(ways)}; for example",
-        "  polystem courier run --mode replay --packages 32 --arm pooled-static:2 --arm pooled-static:16"
-        + ("" if model == BUNDLED_MODEL else f" --model {model}"),
+        f"  {shlex.join(words)}",
     ]
 
 
@@ -277,7 +278,7 @@ def _about_shape(curve: PlanCurve) -> str:
         turn += f", {_plain(shape.result_tokens)} prompt tokens with each"
     return (
         f"worker: P {shape.prefix_tokens:,} shared, S {shape.private_tokens:,} private, {turn}, "
-        f"{_plain(shape.think_s)} s in tools; {limits.cells_total:,} cells, {limits.seats_total} sequences for workers"
+        f"{_plain(shape.think_s)} s in tools; {limits.cells_total:,} cells, {limits.seats_total} seats for workers"
     )
 
 
@@ -287,7 +288,7 @@ def _table(points: Sequence[PlanPoint]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("stops the next one")
     for point in points:
-        stopped_by = STOPPED_BY[point.binding] if point.keeps_floor else "out of reach for one"
+        stopped_by = point.binding if point.keeps_floor else "out of reach for one"
         table.add_row(
             f"{point.floor_tps:g}",
             str(point.workers),
@@ -306,8 +307,7 @@ def _floor_line(curve: PlanCurve, workers: int) -> str:
     binding = _most_binding(curve)
     if binding == "no gain":
         return f"{workers} workers are let in at no floor: beyond {curve.most} one more would slow all together"
-    what = "cells" if binding == "cells" else "sequences"
-    return f"{workers} workers do not fit: {what} take {curve.most}"
+    return f"{workers} workers do not fit: {binding} take {curve.most}"
 
 
 def _most_binding(curve: PlanCurve) -> Binding:
