@@ -5,9 +5,11 @@ Invariant: all runs of a contest do the same token work under the same floor.
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from bench.gate_disturbed import disturbance
 from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, outcome_of
@@ -82,11 +84,15 @@ class Contest:
 
     async def teach(self) -> None:
         """One run of ours that counts for nothing: a server has been up before."""
-        run = await run_arm(self.machine, self._arm(OURS), self.load)
+        run = await run_arm(self.machine, make_arm(OURS, self.floor_tps, self.fits), self.load)
         tell(f"{self.machine.model}, {OURS}, the run before: {self._note(run)}")
 
     def _arm(self, name: str) -> Arm:
-        return make_arm(name, self.floor_tps, self.fits)
+        """Each run of ours begins with what the first has taught, so that runs are independent of each other."""
+        mine = FitStore(self.fits.path.with_name(f"{uuid4()}.json"))
+        if name == OURS and self.fits.path.exists():
+            shutil.copyfile(self.fits.path, mine.path)
+        return make_arm(name, self.floor_tps, mine)
 
     async def sweep(self, limits: Sequence[int]) -> None:
         """Every fixed limit."""

@@ -22,7 +22,8 @@ class Stage:
     """The gate and its engine. A step takes what `machine` says, times `slowdown`, with `foreign` streams in it.
 
     `tokens` are those of each turn that was let in and has not ended, `cells` the private cells of each worker; a turn
-    in `stuck` waits inside for what others hold. `decided` counts actions by kind.
+    in `stuck` waits inside for what others hold. `decided` counts actions by kind. With `backlog` each step takes
+    as many prompt tokens of others as the gate allows.
     Twelve streams keep a floor of 14 on this machine, thirteen do not.
     """
 
@@ -47,6 +48,7 @@ class Stage:
         self.now_s = 100.0
         self.slowdown = 1.0
         self.foreign = 0
+        self.backlog = False
         self.pool_cells = 0
         self.cells_total = cells_total
         self.seats_total = seats_total
@@ -172,7 +174,8 @@ class Stage:
                 self.tokens[worker] += 1
 
     def _step(self, decoding: int) -> Step:
-        load = StepLoad(decoding, self.pool_cells + sum(self.cells.values()))
+        prompts = self.budget_tokens or 0 if self.backlog else 0
+        load = StepLoad(decoding, self.pool_cells + sum(self.cells.values()), prompts)
         duration_s = self.machine.step_s(load) * self.slowdown
         step = Step(load, duration_s, self._engine_at)
         self._engine_at += duration_s

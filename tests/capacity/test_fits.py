@@ -32,11 +32,12 @@ FIT = Fit(
     1e-9,
     (-0.5, -0.25, 0, 0, -0.125, 0, 0, 0, 0.5, 0),
 )
+SEEN = Seen(Demand(3.0, 40.0), final_cells=900.0, cells_per_token=1.5, most_streams=12)
 STORED = StoredFit(
     KEY,
     "a model",
     FIT,
-    Seen(Demand(3.0, 40.0), final_cells=900.0, cells_per_token=1.5, most_streams=12),
+    SEEN,
     cells_total=8192,
     at_s=1000.0,
     seats_total=200,
@@ -71,6 +72,18 @@ def test_a_fit_comes_back_as_it_was_put(tmp_path_factory: pytest.TempPathFactory
     stored = replace(STORED, fit=fit, seen=seen)
     store.put(stored)
     assert FitStore(store.path).find(KEY) == stored
+
+
+def test_a_file_of_the_first_version_is_read(store: FitStore) -> None:
+    old = asdict(STORED)
+    old["demand"] = old.pop("seen")["demand"]
+    other = asdict(replace(STORED, key=replace(KEY, kv="q8_0/f16")))
+    other["demand"] = other.pop("seen") and None
+    store.path.parent.mkdir()
+    store.path.write_text(json.dumps({"version": 1, "entries": [old, other]}))
+    found = store.find(KEY)
+    assert found == replace(STORED, seen=Seen(SEEN.demand))
+    assert [entry.seen is None for entry in store.entries()] == [False, True]
 
 
 @pytest.mark.parametrize("part", ["model_sha256", "build", "machine", "kv"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polystem.capacity.actions import Expire, Forget, Let, SetBudget
@@ -11,7 +13,7 @@ from polystem.capacity.facts import Facts, Step
 from polystem.capacity.floor import Demand
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy, GateSettings
-from polystem.capacity.rule import GateState
+from polystem.capacity.rule import FloorRule, GateState
 from polystem.capacity.simulation import Coefficients
 from polystem.capacity.step_model import StepLoad, StepModel
 from polystem.errors import ConfigError
@@ -176,8 +178,11 @@ def test_all_at_once_may_not_fall_below_half_the_floor() -> None:
 def test_what_an_earlier_boot_has_seen_is_not_waited_for_again() -> None:
     seen = Seen(Demand(think_s=0.0, turn_tokens=40.0), most_streams=10)
     cold, warm = Stage(), Stage(seen=seen)
-    assert [sum(isinstance(stage.arrive(f"w{index}"), Go) for index in range(20)) for stage in (cold, warm)] == [1, 6]
-    assert (cold.view.binding, warm.view.binding) == ("settling", "floor")
+    assert [sum(isinstance(stage.arrive(f"w{index}"), Go) for index in range(20)) for stage in (cold, warm)] == [1, 1]
+    for stage in (cold, warm):
+        stage.passes(0.4)
+    assert (cold.view.live, cold.view.binding) == (1, "settling")
+    assert warm.view.live >= 8
     for stage in (cold, warm):
         stage.passes(20.0)
     assert (cold.view.live, warm.view.live) == (12, 12)  # what was in doubt of the tempo is known now
@@ -187,6 +192,75 @@ def test_the_streams_that_were_carried_are_told_to_the_next_boot() -> None:
     stage = filled(11)
     assert stage.gate.seen.most_streams == 11
     assert Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30)).gate.seen.most_streams == 30
+    assert Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30), samples=9).gate.seen.most_streams == 1
+
+
+def test_a_fit_that_has_seen_next_to_nothing_is_waited_for_again() -> None:
+    settings = GateSettings(policy=FloorPolicy(floor_tps=14))
+    seen = Seen(Demand(0.0, 40.0), most_streams=1)
+    for samples, admitted in ((5, 1), (500, 4)):
+        stage = Stage(fit=replace(Stage().machine.fit(), samples=samples), seen=seen)
+        assert stage.settings == settings
+        for index in range(4):
+            stage.arrive(f"w{index}")
+        stage.passes(0.5)
+        assert stage.view.live == admitted
+
+
+def test_the_cells_of_an_earlier_boots_workers_keep_nobody_out() -> None:
+    seen = Seen(Demand(0.0, 40.0), final_cells=4000.0, cells_per_token=1.0, most_streams=12)
+    stage = Stage(seen=seen, cells_total=8192)
+    stage.pool_cells = 500
+    for index in range(8):
+        stage.arrive(f"w{index}", cells=300)
+    stage.passes(2.0)
+    assert stage.view.live == 8
+
+
+def test_think_time_is_no_shorter_from_boot_to_boot() -> None:
+    seen = Seen(Demand(think_s=8.0, turn_tokens=50.0), final_cells=700.0, cells_per_token=1.5, most_streams=3)
+    for _ in range(5):
+        gate = FloorGate(GateSettings(), StepModel(Stage().machine.fit()), seen=seen)
+        seen = gate.seen
+    assert seen == Seen(Demand(8.0, 50.0), 700.0, 1.5, 3)
+
+
+def test_what_was_carried_survives_a_new_start_of_the_engine() -> None:
+    stage = filled(11)
+    stage.gate.engine_restarted(stage.now_s)
+    assert stage.gate.seen.most_streams == 11
+
+
+def test_a_denial_is_worked_out_once_for_a_look_and_a_new_policy_is_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage, asked = filled(12), list[str]()
+    blocks = FloorRule.blocks
+
+    def counted(rule: FloorRule, state: GateState) -> Reason | None:
+        asked.append(state.ask.worker)
+        return blocks(rule, state)
+
+    monkeypatch.setattr(FloorRule, "blocks", counted)
+    stage.arrive("n")
+    asked.clear()
+    assert [stage.decide() for _ in range(5)] == [[]] * 5
+    assert asked == ["n"]
+    stage.gate.set_policy(FloorPolicy(floor_tps=5.0))
+    assert let(stage.decide()) == ["n"]
+
+
+def test_a_backlog_of_prompts_that_fills_every_step_leaves_room_for_turns() -> None:
+    stage = filled(8)
+    stage.backlog = True
+    stage.passes(6.0)
+    assert stage.budget_tokens is not None
+    stage.end(*(f"w{index}" for index in range(2, 8)))
+    stage.passes(4.0)
+    rate_tps = stage.view.measured_tps
+    assert rate_tps is not None
+    assert rate_tps < 1.1 * 14, "two streams, and prompts up to the floor"
+    assert [type(stage.arrive(f"w{index}")) for index in (2, 3)] == [Go, Go]
 
 
 def test_a_retry_keeps_its_place() -> None:
@@ -714,11 +788,11 @@ def test_demand_of_an_earlier_boot_is_believed_until_it_is_outvoted() -> None:
     settings = GateSettings(policy=FloorPolicy(floor_tps=14))
     model = StepModel(Stage().machine.fit())
     gate = FloorGate(settings, model, seen=Seen(Demand(think_s=8.0, turn_tokens=50.0)))
-    assert gate.seen.demand == Demand(think_s=4.0, turn_tokens=50.0)
-    assert FloorGate(settings, model).seen.demand.think_s == 0
+    assert gate.snapshot(0.0).demand == Demand(think_s=4.0, turn_tokens=50.0)
+    assert FloorGate(settings, model).snapshot(0.0).demand.think_s == 0
     ask = Ask("a", "t")
     for turn in range(100):
         gate.arrive(ask, 10.0 * turn)
         gate.end_turn("a", 10.0 * turn + 8, output_tokens=20)
-    assert gate.seen.demand.think_s == pytest.approx(2.0, rel=0.15)
+    assert gate.snapshot(2000.0).demand.think_s == pytest.approx(2.0, rel=0.15)
     assert gate.seen.demand.turn_tokens == pytest.approx(20, rel=0.15)

@@ -83,7 +83,7 @@ def test_a_burst_on_a_cold_engine_stays_above_the_floor(think_s: float) -> None:
     assert result.shares.deep <= 0.005
 
 
-@pytest.mark.parametrize("off", [0.75, 1.0, 1.25])
+@pytest.mark.parametrize("off", [0.25, 0.75, 1.0, 1.25, 4.0])
 def test_a_burst_on_an_engine_of_an_earlier_boot_is_in_at_once_and_stays_above_the_floor(off: float) -> None:
     """The machine is slower or faster today than what is stored says."""
     workers, seen = couriers(64, turns=6), Seen(Demand(2.0, 40.0), 600.0, 2.5, most_streams=12)

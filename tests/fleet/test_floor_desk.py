@@ -9,8 +9,9 @@ from random import Random
 
 import pytest
 
-from polystem.capacity.gate import Action, GateState, Go, Offload, Pause, Reason, Resume
+from polystem.capacity.gate import Action, FloorGate, GateState, Go, Offload, Pause, Reason, Resume
 from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.views import CapacityView
 from polystem.errors import AdmissionRefused, Conflict, Draining, EngineDied, EngineLost, FloorBelowServer, Unavailable
 from polystem.fleet import FloorSettings
 from polystem.messages import Request
@@ -817,3 +818,20 @@ async def test_a_decision_that_fails_half_way_loses_nobody_whom_it_had_let_in() 
         assert stage.fleet.statistics().floor_faults == 1
         assert (stage.view.live, stage.view.queued) == (3, 0)
         stage.fleet.check_integrity()
+
+
+async def test_a_view_is_worked_out_for_those_who_look_and_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots, snapshot = list[float](), FloorGate.snapshot
+
+    def counted(gate: FloorGate, now_s: float) -> CapacityView:
+        snapshots.append(now_s)
+        return snapshot(gate, now_s)
+
+    async with staged(floor=FloorSettings()) as stage:
+        monkeypatch.setattr(FloorGate, "snapshot", counted)
+        await played(stage, of("a"))
+        await stage.steps(3)
+        assert snapshots == []
+        seen = [stage.fleet.capacity() for _ in range(3)]
+        assert len(snapshots) == 1
+        assert all(view is not None and view.live == 1 for view in seen)

@@ -17,7 +17,7 @@ _FIRST = 4
 """Observations that are taken as they are, before there is a mean worth clipping at."""
 _DOUBT = 4
 """Think times of zero that are believed beforehand: short ones are seen first, and idle time is capacity. What an
-earlier boot saw counts as so many observations."""
+earlier boot saw of turns counts as so many observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,11 @@ class DemandEstimate:
         self.settle_s = RobustMean(32)
         self.queue_wait_s = RobustMean(1_000_000)
         self.retry_honesty = RobustMean(1_000)
+        self._seen = seen
         for _ in range(_DOUBT if seen is not None else 0):
             assert seen is not None
             self._think_s.add(seen.demand.think_s)
             self._turn_tokens.add(seen.demand.turn_tokens)
-            if seen.final_cells is not None and seen.cells_per_token is not None:
-                self.final_cells.add(seen.final_cells)
-                self.cells_per_token.add(seen.cells_per_token)
 
     @property
     def demand(self) -> Demand:
@@ -99,6 +97,29 @@ class DemandEstimate:
         thoughts = self._think_s.count
         think_s = self._think_s.value * thoughts / (thoughts + _DOUBT) if thoughts else 0.0
         return Demand(think_s=think_s, turn_tokens=max(1.0, self._turn_tokens.value))
+
+    @property
+    def expected_cells(self) -> int | None:
+        """Private cells of a worker in the end, as an earlier boot saw them until one has ended in this one. For a look
+        ahead: nobody is kept out by cells that workers of another day had."""
+        known = self.final_cells.known
+        known = self._seen.final_cells if known is None and self._seen is not None else known
+        return int(known) or None if known is not None else None
+
+    @property
+    def expected_cells_per_token(self) -> float | None:
+        """Cells that a worker fills for each token that it says, as an earlier boot saw it until this one has."""
+        known = self.cells_per_token.known
+        return self._seen.cells_per_token if known is None and self._seen is not None else known
+
+    def seen(self, most_streams: int) -> Seen:
+        """What the next boot is to know. Think time is the plain mean: the doubt about it is that boot's own."""
+        return Seen(
+            demand=Demand(self._think_s.value, self.demand.turn_tokens),
+            final_cells=self.expected_cells,
+            cells_per_token=self.expected_cells_per_token,
+            most_streams=most_streams,
+        )
 
     def thought(self, think_s: float) -> None:
         """A worker came back after so long."""

@@ -26,6 +26,8 @@ from polystem.errors import ConfigError
 __all__ = ["FitKey", "FitStore", "StoredFit", "fits_path"]
 
 VERSION = 2
+_READABLE = (1, VERSION)
+"""In the first version there was nothing but demand beside the fit."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class FitStore:
             return []
         known = cast("dict[str, object]", content) if isinstance(content, dict) else {}
         entries = known.get("entries")
-        if known.get("version") != VERSION or not isinstance(entries, list):
+        if known.get("version") not in _READABLE or not isinstance(entries, list):
             _log.warning("%s is not used, it is not of version %d; the next server measures anew", self.path, VERSION)
             return []
         return cast("list[object]", entries)
@@ -142,7 +144,8 @@ def _object(raw: object) -> Mapping[str, Any]:
 
 def _entry(raw: object) -> StoredFit:
     known = _object(raw)
-    key, seen, fit = _object(known["key"]), known["seen"], _object(known["fit"])
+    key, fit = _object(known["key"]), _object(known["fit"])
+    seen = known["seen"] if "seen" in known else _seen_of_demand(known["demand"])
     return StoredFit(
         key=FitKey(*(_text(key[name]) for name in ("model_sha256", "build", "machine", "kv"))),
         model=_text(known["model"]),
@@ -169,6 +172,12 @@ def _fit(raw: Mapping[str, Any]) -> Fit:
         read_deviation_s=_number(raw["read_deviation_s"]),
         correlations=(ab, ac, ad, ae, bc, bd, be, cd, ce, de),
     )
+
+
+def _seen_of_demand(demand: object) -> Mapping[str, Any] | None:
+    if demand is None:
+        return None
+    return {"demand": demand, "final_cells": None, "cells_per_token": None, "most_streams": 0}
 
 
 def _seen(raw: Mapping[str, Any]) -> Seen:

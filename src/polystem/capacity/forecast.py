@@ -19,11 +19,15 @@ _ROUNDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What is in a step besides the workers: cells read, others' streams, the part that goes to prompts."""
+    """What is in a step besides the workers: cells read, others' streams, the part that goes to prompts.
+
+    A prompt token adds `prompt_token_s` to a step.
+    """
 
     cells_read: int = 0
     foreign: int = 0
     prefill_share: float = 0.0
+    prompt_token_s: float = 0.0
 
 
 class Forecast:
@@ -105,6 +109,10 @@ class Forecast:
         """tau: a step with so many of our streams."""
         crowd = self._crowd(extra_cells)
         return self._times_at(crowd.cells_read).mean_s(crowd.load(streams))
+
+    def mean_now_s(self, streams: float) -> float:
+        """tau with so many streams, others' included, and the cells of now; a mean of streams may be given."""
+        return self._times_at(_rounded(self._outside.cells_read)).mean_at(streams)
 
     def most_streams(self, floor_tps: float, limit: int) -> int:
         """k*: how many streams of ours may decode at once."""

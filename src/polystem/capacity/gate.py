@@ -63,6 +63,7 @@ _LOOKED_BEHIND = 16
 _LOOKS_TO_BE_STUCK = 3
 """Looks in a row at an engine in which none of our turns moves before one that stands still goes on."""
 _PASS_WITH_TIME = ("settling", "saturated, hold")
+"""Denials that are asked for again before the next look at the engine."""
 _PASSED_S = 30.0
 """How long one that waits for cells may be passed."""
 
@@ -214,13 +215,12 @@ class FloorGate:
     @property
     def seen(self) -> Seen:
         """What was seen so far, to be stored beside the fit."""
-        parts, estimate = self._parts, self._parts.estimate
-        return Seen(
-            demand=estimate.demand,
-            final_cells=estimate.final_cells.known,
-            cells_per_token=estimate.cells_per_token.known,
-            most_streams=max(parts.meter.most_carried, parts.known_streams),
-        )
+        return self._parts.estimate.seen(self._parts.meter.most_carried or self._parts.known_streams)
+
+    @property
+    def floor_tps(self) -> float | None:
+        """The highest floor that is kept now."""
+        return self._seating.kept_floor_tps()
 
     def check_integrity(self) -> None:
         """Fails where the gate contradicts itself."""
@@ -265,7 +265,9 @@ class FloorGate:
         """
         parts = self._parts
         parts.model.restarted()
+        parts.known_streams = parts.most_carried
         parts.meter.restarted()
+        self._denied_at = None
         parts.cold_since = now_s if parts.roster.admitted else None
         for worker in list(parts.roster.paused.values()):
             parts.roster.run(worker, now_s)
@@ -421,7 +423,7 @@ class FloorGate:
                 continue
             if reason == "kv headroom exhausted":
                 self._let_smaller_pass(worker, now_s, actions)
-            elif reason not in _PASS_WITH_TIME:
+            elif parts.is_ours and reason not in _PASS_WITH_TIME:
                 self._denied_at, self._denied_in = parts.facts, circumstances
             return
 

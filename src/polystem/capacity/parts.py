@@ -21,6 +21,9 @@ from polystem.capacity.workers import Roster
 
 __all__ = ["GateParts"]
 
+_TEMPO_SAMPLES = 5
+"""The step model sets its tempo by as many."""
+
 
 @dataclass(slots=True)
 class GateParts:
@@ -28,11 +31,12 @@ class GateParts:
 
     Args:
         policy: holds for all; like `max_workers` it can be set while the gate runs.
-        known_streams: streams that an earlier boot has carried on this engine; 0 where this is the first.
+        known_streams: streams that were carried before the engine began, by a model that has seen steps enough; 0 where
+            nothing is known.
         facts: what the engine said of itself last.
         foreign: streams that the gate did not let in.
         looks_at_nothing: how often in a row none of our turns was seen to decode or prefill, though some are inside.
-        cold_since: when somebody was first let in on an engine that little is known of.
+        cold_since: when somebody was first let in on an engine that had just begun.
         waived: when a newcomer was waited for no longer that did not settle, and how long it had been waited for, to be
             told to the next one that waited.
         budget_tokens: the prefill budget that was told last.
@@ -69,6 +73,7 @@ class GateParts:
     def of(cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, seen: Seen | None) -> GateParts:
         """The parts of a gate that nobody has come to yet."""
         floor_rule = FloorRule(settings)
+        is_taught = model.fit.samples >= settings.cold_samples
         return cls(
             settings=settings,
             model=model,
@@ -83,22 +88,19 @@ class GateParts:
             rule=rule or floor_rule,
             policy=settings.policy,
             max_workers=settings.max_workers,
-            known_streams=0 if seen is None else seen.most_streams,
+            known_streams=seen.most_streams if seen is not None and is_taught else 0,
         )
 
     @property
     def cold_samples(self) -> int:
-        """Steps to be seen before the model is believed: none where it begins with what an earlier boot learned."""
-        return 0 if self.known_streams else self.settings.cold_samples
-
-    @property
-    def most_seen(self) -> int:
-        """The largest number of streams that a step has carried, in this boot or an earlier one."""
-        return max(self.meter.most_decoding, self.known_streams)
+        """Steps to be seen before the model is believed: a few where it begins with what an earlier boot learned, which
+        tell the tempo that the machine has today."""
+        most = self.settings.cold_samples
+        return min(_TEMPO_SAMPLES, most) if self.known_streams else most
 
     @property
     def most_carried(self) -> int:
-        """The most streams that several steps have carried, in this boot or an earlier one."""
+        """The most streams that several steps have carried, before the engine began as well."""
         return max(self.meter.most_carried, self.known_streams)
 
     @property

@@ -78,7 +78,7 @@ class GateSettings:
         hysteresis: h; a worker is let in below eps * (1 - h).
         cell_line: share of all cells that admissions may fill.
         warming_share: share of the live workers that may warm at once (at least one).
-        cold_samples: steps to be seen before a second worker is let in.
+        cold_samples: steps to be seen before a second worker is let in, where no earlier boot has seen as many.
         held_most_s: a turn that was held for so long goes before those of older workers.
         hold_after_s: this long under the floor before a worker is held, and between two that are.
         cool_after_resume_s: pause after a worker came back before the next may.

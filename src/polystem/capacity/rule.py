@@ -35,8 +35,8 @@ class GateState:
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
         path: where the cells of the workers go, with the newcomer and others like it.
-        most_seen: the largest number of streams that a step has carried.
-        most_carried: the most that several steps have carried.
+        most_seen: the largest number of streams that a step has carried since the engine began.
+        most_carried: the most that several steps have carried, before the engine began as well.
         allowance: multiple of eps that the predicted share may be now.
         seats_after: sequence ids taken with the newcomer, of `seats_total` (0: no limit).
     """
@@ -70,7 +70,7 @@ class GateState:
 
 
 class AdmissionRule(Protocol):
-    """Says what keeps a newcomer out; None lets it in."""
+    """Says what keeps a newcomer out; None lets it in. Of the floor's own a denial may be kept until the next look."""
 
     def blocks(self, state: GateState) -> Reason | None: ...
 

@@ -19,6 +19,8 @@ from polystem.capacity.workers import Worker
 
 __all__ = ["Seating"]
 
+_MOST_FOR_PROMPTS = 0.8
+"""No more of a step is laid to prompts, whatever the model says of them."""
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
 
@@ -89,7 +91,7 @@ class Seating:
     def is_out_of_reach(self, floor_tps: float | None) -> bool:
         """Whether one alone would be under the floor, once enough was seen of the engine to say so."""
         parts = self._parts
-        known = parts.meter.samples >= parts.cold_samples
+        known = parts.meter.samples >= parts.settings.cold_samples
         return floor_tps is not None and known and parts.forecast.mean_s(1) > 1 / floor_tps
 
     def never_fits(self, ask: Ask) -> bool:
@@ -124,7 +126,7 @@ class Seating:
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
             path=self._path(ask),
-            most_seen=parts.most_seen,
+            most_seen=parts.meter.most_decoding,
             most_carried=parts.most_carried,
             allowance=parts.margin.allowance,
             seats_after=self.seats_promised() + kept_seats + 1,
@@ -177,7 +179,7 @@ class Seating:
         return cells
 
     def _final_cells(self) -> int:
-        """Private cells of a worker in the end: the mean of those that are done, 0 where none is."""
+        """Private cells of a worker in the end: the mean of those that are done in this boot, 0 where none is."""
         return int(self._parts.estimate.final_cells.value)
 
     def _path(self, ask: Ask) -> CellPath:
@@ -186,9 +188,9 @@ class Seating:
         return CellPath(
             present=self._present(),
             newcomer_cells=ask.cells,
-            final_cells=self._final_cells() or None,
+            final_cells=estimate.expected_cells,
             spare_cells=self._spare_cells(),
-            cells_per_token=estimate.cells_per_token.known or 1.0,
+            cells_per_token=estimate.expected_cells_per_token or 1.0,
             measured_cells_s=parts.meter.growth_cells_s,
             unknown_s=parts.settings.growth_s,
         )
@@ -226,17 +228,21 @@ class Seating:
         return self._step_with(running + 1, max(0, more_cells - self._spare_cells())) <= parts.margin.value / floor_tps
 
     def _step_with(self, streams: int, more_cells: int) -> float:
-        """The mean step with so many of our streams and so many cells more, prompts included.
+        """The mean step with so many of our streams and so many cells more, with room for prompts.
 
-        The steps of the last seconds say how long it takes with the streams and prompts of now; the model says what
-        more streams and cells make of that. Without such steps the model has to say it all.
+        The steps of the last seconds say how long the streams of now take; the model says what more streams and cells
+        make of that. Without such steps the model has to say it all. What prompts took is left out first: the prefill
+        budget fills a step up to the floor however few decode. Room for them is as much as they took lately, or in the
+        long run where that is less, so that a backlog of prompts without end leaves half of the time to streams.
         """
-        forecast, measured_tps = self._parts.forecast, self._parts.meter.measured_tps
-        predicted_s = forecast.mean_s(streams, more_cells)
-        ours = round(self._parts.meter.measured_streams) - self._parts.foreign
-        if measured_tps is None or ours < 1:
-            return predicted_s / (1 - forecast.outside.prefill_share)
-        return predicted_s / (forecast.mean_s(ours) * measured_tps)
+        forecast, meter = self._parts.forecast, self._parts.meter
+        predicted_s, share = forecast.mean_s(streams, more_cells), forecast.outside.prefill_share
+        if meter.measured_tps is not None:
+            step_s = 1 / meter.measured_tps
+            prompts_s = min(meter.measured_prompt_tokens * forecast.outside.prompt_token_s, _MOST_FOR_PROMPTS * step_s)
+            predicted_s *= (step_s - prompts_s) / forecast.mean_now_s(meter.measured_streams)
+            share = min(share, prompts_s / step_s)
+        return predicted_s / (1 - share)
 
     def is_crowded(self) -> bool:
         """Whether those that are not on hold would be under the floor for most of their time, by the model."""

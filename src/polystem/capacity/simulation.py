@@ -81,8 +81,8 @@ class Disturbance:
 class SimEngine:
     """The engine that is simulated. `noise` is the relative deviation of a step, lognormal.
 
-    With `one_row` cells lie in one buffer, and a step reads the free ones below the highest used as well, until gaps are
-    closed.
+    With `one_row` cells lie in one buffer, and a step reads the free ones below the highest used as well, until the
+    gaps are closed.
     """
 
     coefficients: Coefficients = Coefficients()

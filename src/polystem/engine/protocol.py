@@ -62,7 +62,7 @@ class EngineStatistics:
     `boot` counts the starts of the decode loop (1 is the first). `branch_tokens` maps each kept branch to its length.
     A paused turn counts in `paused` alone, not in decoding, prefilling, waiting or the backlog; its cells still count.
     `steps` holds the most recent samples, oldest first. `cells_moved` counts cells that were moved down so that steps
-    read fewer; no token is another for it. `overhead_us` is the mean time a step spent outside the
+    read fewer. `overhead_us` is the mean time a step spent outside the
     kernels, by part: batch, sample, detokenise, ship.
     """
 

@@ -311,7 +311,7 @@ class FloorDesk:
             reason=refused.reason,
             retry_after_s=refused.retry_after_s,
             place=refused.place,
-            floor_tps=self.view.floor_tps,
+            floor_tps=self.gate.floor_tps,
             pool_id=ask.pool_id,
         )
 
@@ -449,7 +449,7 @@ class FloorDesk:
             await self._clock.sleep(self._settings.tick_s)
 
     def _tick(self) -> None:
-        """Tells the gate what the engine does, does what it wants, publishes what it shows."""
+        """Tells the gate what the engine does, and does what it wants."""
         try:
             now_s = self._clock.now_s()
             inside = {worker: passage.turn for worker, passage in self._passages.items() if passage.inside}

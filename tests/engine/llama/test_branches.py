@@ -152,3 +152,5 @@ def test_gaps_stay_while_every_sequence_is_taken() -> None:
     bench.run(Placement(3), "z")
     assert bench.table.close_gaps(500) == 0
     assert bench.memory.moved == []
+    with_spare = BranchTable(bench.memory, bench.cells, sequences_total=2, spare=(2,))
+    assert with_spare.close_gaps(500) == 100

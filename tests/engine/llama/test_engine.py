@@ -191,7 +191,7 @@ async def test_what_would_break_the_loop_is_refused_by_name(running: Running, re
         assert engine.statistics().boot == 1
 
 
-async def test_a_client_that_leaves_frees_its_cells_at_the_next_step(running: Running) -> None:
+async def test_a_client_that_leaves_frees_its_cells_while_others_go_on(running: Running) -> None:
     async with running() as engine:
         request = greedy(STORY, max_tokens=500)
         staying, leaving = (

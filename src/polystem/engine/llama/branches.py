@@ -64,11 +64,14 @@ def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
 class BranchTable:
     """All branches of one context."""
 
-    def __init__(self, memory: SequenceMemory, cells: CellMap, *, sequences_total: int) -> None:
+    def __init__(
+        self, memory: SequenceMemory, cells: CellMap, *, sequences_total: int, spare: tuple[int, ...] = ()
+    ) -> None:
         self._memory = memory
         self.cells = cells
         self.sequences_total = sequences_total
         self._branches: dict[BranchId, Branch] = {}
+        self._spare = spare
         self._free = list(range(sequences_total - 1, -1, -1))
         self._shared: dict[BranchId, int] = {}
 
@@ -146,12 +149,14 @@ class BranchTable:
     def close_gaps(self, most_cells: int) -> int:
         """Moves the highest cells into free ones further down; returns how many, 0 where that cannot be done now.
 
-        It needs a sequence that is free. Tokens, lengths and loans stay as they are.
+        It needs a sequence that nobody has: the spare one, or one that is free. Tokens, lengths and loans stay as they
+        are.
         """
-        move = self.cells.plan_move(most_cells) if self._free else None
+        empty = self._spare or tuple(self._free[-1:])
+        move = self.cells.plan_move(most_cells) if empty else None
         if move is None:
             return 0
-        self._memory.move(move, self._free[-1])
+        self._memory.move(move, empty[0])
         self.cells.move(move)
         return move.cells
 

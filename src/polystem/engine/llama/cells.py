@@ -122,24 +122,30 @@ class CellMap:
         line = self.cells_used  # as many cells are used from here on as are free below
         if self._top <= line:
             return None
-        paths = {sequence: np.array(path, np.intp) for sequence, path in self._paths.items()}
-        farthest = next(sequence for sequence, path in paths.items() if self._top - 1 in path)
-        path = paths[farthest]
+        farthest = next(sequence for sequence, path in self._paths.items() if self._top - 1 in path)
+        path = np.array(self._paths[farthest], np.intp)
         above = np.flatnonzero(path >= line)
         positions = np.sort(above[np.argsort(path[above])][-most_cells:])
-        sharers = {
-            sequence: other[positions[positions < len(other)]] == path[positions[positions < len(other)]]
-            for sequence, other in paths.items()
-        }
         spans: list[Span] = []
-        for place, position in enumerate(positions.tolist()):
-            owners = tuple(sequence for sequence, shares in sharers.items() if place < len(shares) and shares[place])
+        for position, owners in zip(positions.tolist(), self._owners_at(farthest, path, positions), strict=True):
             before = spans[-1] if spans else None
             if before is not None and before.last == position and before.sequences == owners:
                 spans[-1] = Span(before.first, position + 1, owners)
             else:
                 spans.append(Span(position, position + 1, owners))
         return Move(tuple(spans))
+
+    def _owners_at(
+        self, sequence: int, path: npt.NDArray[np.intp], positions: npt.NDArray[np.intp]
+    ) -> list[tuple[int, ...]]:
+        """Who has the cell of a path at each of these positions; others have it at the same one."""
+        if (self._owners[path[positions]] == 1).all():
+            return [(sequence,)] * len(positions)
+        places = list(zip(positions.tolist(), path[positions].tolist(), strict=True))
+        return [
+            tuple(other for other, cells in self._paths.items() if position < len(cells) and cells[position] == cell)
+            for position, cell in places
+        ]
 
     def move(self, move: Move) -> None:
         """Puts the cells of a move where llama.cpp will put them: the lowest first, each into the lowest free one."""

@@ -35,12 +35,17 @@ class GapCloser:
             return 0
         return self._cells
 
-    def moved(self, cells: int, began_s: float, ended_s: float) -> None:
-        """So many cells took so long; 0 could not be moved."""
+    def moved(self, cells: int, began_s: float, ended_s: float, *, asked: int) -> None:
+        """So many of the cells that were asked for took so long; 0 could not be moved.
+
+        Where there were fewer, it says little of what many take: a part of each move is the same for all.
+        """
         if not cells:
             self._not_before_s = ended_s + WAIT_S
             return
         took_s = ended_s - began_s
         self._not_before_s = ended_s + took_s * (1 / TIME_SHARE - 1)
+        if cells < asked:
+            return
         wanted = int(cells * AT_ONCE_S / took_s) if took_s > 0 else MOST_CELLS
         self._cells = min(MOST_CELLS, max(FEWEST_CELLS, min(wanted, 2 * self._cells)))

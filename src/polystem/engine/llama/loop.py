@@ -73,7 +73,9 @@ class DecodeLoop:
         self._pieces, self._eog, self._compile = pieces, eog, compile_constraint
         self._inbox, self._ship, self._now = inbox, ship, clock.now_s
         self._cells = CellMap(cells_total=settings.cells, physical_cells=context.physical_cells)
-        self._table = BranchTable(context, self._cells, sequences_total=settings.sequences)
+        self._table = BranchTable(
+            context, self._cells, sequences_total=settings.sequences, spare=settings.spare_sequences
+        )
         self._batch = Batch(context.batch_tokens)
         self._streams: dict[int, Stream] = {}
         self._chunk_tokens = settings.prefill_chunk_tokens
@@ -256,7 +258,7 @@ class DecodeLoop:
         if most:
             moved = self._table.close_gaps(most)
             self._cells_moved += moved
-            self._gaps.moved(moved, began_s, self._now())
+            self._gaps.moved(moved, began_s, self._now(), asked=most)
 
     def _plan(self) -> StepPlan[Stream]:
         streams = [stream for stream in self._streams.values() if not stream.paused]

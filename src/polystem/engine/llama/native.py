@@ -459,12 +459,13 @@ class NativeContext:
         memory = self._memory
         for span in move.spans:
             _ll.llama_memory_seq_cp(memory, span.sequences[0], spare, span.first, span.last)
-            for sequence in span.sequences:
-                _ll.llama_memory_seq_rm(memory, sequence, span.first, span.last)
         size = int(_ll.llama_state_seq_get_size(self.pointer, spare))
         if self._moved is None or len(self._moved) < size:
             self._moved = (ctypes.c_uint8 * size)()
         written = int(_ll.llama_state_seq_get_data(self.pointer, self._moved, size, spare))
+        for span in move.spans:
+            for sequence in span.sequences:
+                _ll.llama_memory_seq_rm(memory, sequence, span.first, span.last)
         if not written or not _ll.llama_state_seq_set_data(self.pointer, self._moved, written, spare):
             raise EngineBuildError(f"llama.cpp lost {move.cells} cells that were to be moved; the context is lost")
         for span in move.spans:
@@ -487,8 +488,8 @@ def _context_params(settings: LlamaSettings, batch_tokens: int) -> Any:
     params.n_ctx = settings.cells
     params.n_batch = batch_tokens
     params.n_ubatch = settings.native_batch_tokens
-    params.n_seq_max = settings.sequences
-    params.n_outputs_max = settings.sequences
+    params.n_seq_max = settings.sequences + len(settings.spare_sequences)
+    params.n_outputs_max = params.n_seq_max
     params.kv_unified = True
     params.n_threads, params.n_threads_batch = settings.decode_threads, settings.prefill_threads
     params.flash_attn_type = -1 if settings.flash_attention is None else int(settings.flash_attention)

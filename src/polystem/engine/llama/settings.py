@@ -78,6 +78,11 @@ class LlamaSettings:
             )
 
     @property
+    def spare_sequences(self) -> tuple[int, ...]:
+        """A sequence id of its own through which cells are moved, where llama.cpp has one left."""
+        return (self.sequences,) if self.close_gaps and self.sequences < SEQUENCES_LIMIT else ()
+
+    @property
     def name(self) -> str:
         """The model name on the wire."""
         return self.model_name or self.model_path.stem
