@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -113,6 +114,61 @@ def test_a_record_is_not_overwritten_unasked(url: str, tmp_path: Path, capsys: p
     assert run(arguments) == 2
     assert "holds a record already\nhint: name another folder, or add --overwrite" in capsys.readouterr().err
     assert run([*arguments, "--overwrite"]) == 0
+
+
+def repeated(url: str, folder: Path, repeats: int, *more: str) -> int:
+    """The exit code of so many repeats into a folder."""
+    return run(["courier", "run", "--base-url", url, "--out", str(folder), "--repeats", str(repeats), *QUICK, *more])
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The summary of what a report of the folder is about."""
+    capsys.readouterr()
+    assert run(["report", str(folder)]) == 0
+    return (folder / "report.md").read_text("utf-8")
+
+
+def test_repeats_do_not_hide_behind_an_earlier_run_nor_a_run_among_earlier_repeats(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert repeated(url, tmp_path, 1) == 0
+    assert repeated(url, tmp_path, 2) == 2
+    assert f"error: {tmp_path} holds a record already\nhint: name another folder" in capsys.readouterr().err
+    assert repeated(url, tmp_path, 2, "--overwrite") == 0
+    assert "Delivered in 2 repeats: pooled 4 of 4." in shown(tmp_path, capsys)
+    assert repeated(url, tmp_path, 1) == 2
+    assert f"error: {tmp_path / 'repeat-0'} holds a record already" in capsys.readouterr().err
+    assert repeated(url, tmp_path, 1, "--overwrite") == 0
+    assert "Delivered: pooled 2 of 2." in shown(tmp_path, capsys)
+    assert not list(tmp_path.glob("repeat-*/*.json*"))
+
+
+def test_fewer_repeats_leave_none_of_more(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert repeated(url, tmp_path, 3) == 0
+    (tmp_path / "repeat-0" / "manifest.json").unlink()
+    assert repeated(url, tmp_path, 1) == 2, "the others are there"
+    assert repeated(url, tmp_path, 2, "--overwrite") == 0
+    assert "Delivered in 2 repeats: pooled 4 of 4." in shown(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "matrix.json", "compare.json"])
+def test_a_run_is_not_put_where_a_report_would_be_of_something_else(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / name).write_text("{}")
+    assert repeated(url, tmp_path, 1, "--overwrite") == 2
+    assert "which a report would show instead\nhint: name another folder" in capsys.readouterr().err
+    assert (tmp_path / name).exists()
+
+
+def test_what_comes_next_is_told_as_a_shell_takes_it(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "two arms"
+    assert repeated(url, folder, 2, "--arm", "both") == 0
+    whole, sides = (line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()[-2:])
+    assert shlex.split(whole) == ["polystem", "report", str(folder)]
+    assert shlex.split(sides) == ["polystem", "courier", "compare", f"{folder}:pooled", f"{folder}:naive"]
 
 
 def test_a_run_that_cannot_begin_leaves_no_older_figures(

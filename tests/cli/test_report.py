@@ -62,3 +62,15 @@ def test_repeats_of_other_work_are_refused_by_name(tmp_path: Path, capsys: pytes
     assert run(["report", str(tmp_path)]) == 1
     assert "repeat-0 and repeat-1 are no repeats of each other: seed is 7 and 8" in capsys.readouterr().err
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["page.md", "page.MD"])
+def test_a_page_is_not_written_where_its_summary_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write(tmp_path / "first")
+    page = tmp_path / name
+    assert run(["report", str(tmp_path / "first"), "--out", str(page)]) == 2
+    told = f"error: --out is {page}, but that is where the summary goes\nhint: name it page.html\n"
+    assert capsys.readouterr().err == told
+    assert [each.name for each in tmp_path.iterdir()] == ["first"]

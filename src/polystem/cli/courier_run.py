@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,20 +50,26 @@ from polystem.cli.courier_flags import (
 )
 from polystem.cli.courier_progress import shown_progress
 from polystem.cli.courier_target import Target, measure
+from polystem.cli.repeats import repeat_folder, repeats_in
 from polystem.errors import ConfigError
 from polystem.harness.arrivals import parse_arrivals
+from polystem.harness.compare import COMPARISON_NAME
 from polystem.harness.delays import parse_delay
 from polystem.harness.failures import cross_talk_lines, failure_lines
 from polystem.harness.figures import figures_of, headline, reduction_lines, summary_json
 from polystem.harness.foreign_load import parse_foreign
 from polystem.harness.intervals import abba
+from polystem.harness.matrix_record import MATRIX_NAME
 from polystem.harness.metrics import ArmSummary, summarise_all
 from polystem.harness.record import MANIFEST_NAME, ROWS_NAME, Record, read_record
 from polystem.harness.settings import CourierSettings
+from polystem.harness.sweep_record import SWEEP_NAME
 
 NOT_DELIVERED_EXIT_CODE = 1
 CROSS_TALK_EXIT_CODE = 6
 BOTH = ("pooled", "naive")
+SHOWN_BEFORE_A_RUN = {SWEEP_NAME: "a sweep", MATRIX_NAME: "a matrix", COMPARISON_NAME: "a comparison"}
+"""What a folder may hold that `polystem report` makes its page of, whatever run is there as well."""
 HELP = f"""Let courier agents carry packages, many at a time, and measure what comes of it.
 
 Each agent is a LangGraph graph with four tools. It collects a package, drives and scans its way through the city and
@@ -90,8 +97,9 @@ it to compare times. The arms:
 Without --base-url a server is started for each arm. With it, the server's floor and limit are set for each arm and set
 back at its end. The table goes to stdout. Exit code 0: every package was delivered; {NOT_DELIVERED_EXIT_CODE}: not \
 every one; {CROSS_TALK_EXIT_CODE}: an agent named a number that belongs to another one's package, so caches were mixed \
-up. `polystem report DIR` makes a page of the record; with --repeats each has a record in a folder of its own, and
-`polystem courier compare` says what differs between their arms.
+up. `polystem report DIR` makes a page of the record. With --repeats each repeat has a record in a folder of its own;
+`polystem report DIR` then makes a page of all of them together and one of each, and `polystem courier compare` says
+what differs between their arms.
 """
 
 ArmFlag = Annotated[
@@ -107,7 +115,9 @@ RepeatsFlag = Annotated[
 OutFlag = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the record goes.", show_default="courier-DATE-TIME")
 ]
-OverwriteFlag = Annotated[bool, typer.Option("--overwrite", help="Replace a record that is in DIR already.")]
+OverwriteFlag = Annotated[
+    bool, typer.Option("--overwrite", help="Replace what DIR holds of an earlier run, its repeats too.")
+]
 
 
 def run(
@@ -168,18 +178,17 @@ def run(
     refuse_idle_flags(context, settings, base_url)
     target = Target(base_url, model, api_key, cells, threads)
     whole = folder_named(out, "courier")
-    folders = [whole if repeats == 1 else whole / f"repeat-{repeat}" for repeat in range(repeats)]
-    for folder in folders:
-        _prepare(folder, overwrite=overwrite)
+    folders = [whole] if repeats == 1 else [repeat_folder(whole, number) for number in range(repeats)]
+    _prepare(whole, folders, overwrite=overwrite)
     codes = [
         _run_once(replace(settings, arms=arms), target, folder, watch=watch, as_json=json)
         for folder, arms in zip(folders, abba(settings.arms, repeats), strict=True)
     ]
     if repeats > 1:
-        print(f"see all repeats with: polystem report {whole}", file=sys.stderr)
+        _tell_command("see all repeats with", "report", whole)
     if repeats > 1 and len(settings.arms) > 1:
         first, second = settings.arms[:2]
-        print(f"compare them with: polystem courier compare {whole}:{first} {whole}:{second}", file=sys.stderr)
+        _tell_command("compare them with", "courier", "compare", f"{whole}:{first}", f"{whole}:{second}")
     if any(codes):
         raise typer.Exit(max(codes))
 
@@ -192,7 +201,7 @@ def _run_once(settings: CourierSettings, target: Target, folder: Path, *, watch:
     summaries = summarise_all(record)
     _print_figures(record, summaries, as_json=as_json)
     tell_failures(record)
-    print(f"record in {folder}; see it with: polystem report {folder}", file=sys.stderr)
+    _tell_command(f"record in {folder}; see it with", "report", folder)
     if any(summary.crossed for summary in summaries):
         return CROSS_TALK_EXIT_CODE
     if len(summaries) < len(settings.arms) or not all(summary.whole for summary in summaries):
@@ -214,13 +223,28 @@ def tell_failures(record: Record) -> None:
         print(line, file=sys.stderr)
 
 
-def _prepare(folder: Path, *, overwrite: bool) -> None:
-    """Makes the folder of a record. Raises ConfigError where one is there already."""
-    if (folder / MANIFEST_NAME).exists() and not overwrite:
-        raise ConfigError(f"{folder} holds a record already", hint="name another folder, or add --overwrite")
-    make_folder(folder)
-    for name in (MANIFEST_NAME, ROWS_NAME):  # else a run that cannot begin would leave another's figures
-        (folder / name).unlink(missing_ok=True)
+def _prepare(whole: Path, folders: Sequence[Path], *, overwrite: bool) -> None:
+    """Makes the folders of the records, and takes away what an earlier run left in `whole`, all of its repeats.
+
+    Raises ConfigError where an earlier run is there and may not go, and where a report would be about something else.
+    """
+    for name, what in SHOWN_BEFORE_A_RUN.items():
+        if (whole / name).exists():
+            raise ConfigError(f"{whole} holds {what}, which a report would show instead", hint="name another folder")
+    earlier = [each for each in (whole, *repeats_in(whole)) if (each / MANIFEST_NAME).exists()]
+    if earlier and not overwrite:
+        raise ConfigError(f"{earlier[0]} holds a record already", hint="name another folder, or add --overwrite")
+    for folder in folders:
+        make_folder(folder)
+    for folder in (*earlier, *folders):
+        for name in (MANIFEST_NAME, ROWS_NAME):  # else a run that cannot begin would leave another's figures
+            (folder / name).unlink(missing_ok=True)
+
+
+def _tell_command(what: str, *words: str | Path) -> None:
+    """Says on stderr what comes next, as a command that a shell takes as it stands."""
+    command = shlex.join(["polystem", *map(str, words)])
+    print(f"{what}: {command}", file=sys.stderr)
 
 
 def _print_figures(record: Record, summaries: Sequence[ArmSummary], *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 
+from polystem.cli.repeats import repeats_in
 from polystem.errors import ConfigError, RecordError
 from polystem.harness.compare import COMPARISON_NAME, read_comparison
 from polystem.harness.matrix_record import MATRIX_NAME, Matrix, read_matrix
@@ -33,12 +34,12 @@ from polystem.report import (
 
 PAGE_NAME = "report.html"
 MATRIX_PAGE_NAME = "matrix.html"
-REPEAT = "repeat-"
 HELP = """Make one HTML page of what a courier command left in DIR, and print its path.
 
 DIR is the folder of a run, of a sweep, of a matrix, or of a comparison that was kept with --out. The page holds its
 data, scripts and styles; it opens without a network and reads without scripts. Beside it goes a summary in Markdown, to
-paste into a model card. Of a run with --repeats it tells the repeats together, and leads to a page of each.
+paste into a model card: PAGE.md for PAGE.html. Of a run with --repeats one page tells the repeats together and leads to
+a page of each, which is made too.
 
   polystem report first
 
@@ -49,7 +50,11 @@ paste into a model card. Of a run with --repeats it tells the repeats together, 
 
 FolderArgument = Annotated[
     Path,
-    typer.Argument(metavar="DIR", help="The folder of a run, a sweep, a matrix or a comparison.", show_default=False),
+    typer.Argument(
+        metavar="DIR",
+        help="The folder of a run, of its repeats, of a sweep, a matrix or a comparison.",
+        show_default=False,
+    ),
 ]
 OutFlag = Annotated[
     Path | None,
@@ -68,8 +73,10 @@ def report(folder: FolderArgument, out: OutFlag = None) -> None:
     """Prints the path of the page; that of the summary goes to stderr."""
     name = MATRIX_PAGE_NAME if (folder / MATRIX_NAME).exists() else PAGE_NAME
     path = folder / name if out is None else out
-    page, summary = _made(folder, path.parent)
     beside = path.with_suffix(".md")
+    if path.suffix.lower() == beside.suffix:
+        raise ConfigError(f"--out is {path}, but that is where the summary goes", hint=f"name it {path.stem}.html")
+    page, summary = _made(folder, path.parent)
     _write(path, page)
     _write(beside, summary)
     print(path)
@@ -111,17 +118,9 @@ def _crossed_cells(folder: Path, matrix: Matrix) -> dict[str, Record]:
 
 def _repeats(folder: Path, beside: Path) -> list[RepeatRun]:
     """The repeats in a folder, with their addresses as seen from `beside`; none where it holds no repeats."""
-    folders = sorted(
-        (
-            each.parent
-            for each in folder.glob(f"{REPEAT}*/{MANIFEST_NAME}")
-            if each.parent.name[len(REPEAT) :].isdecimal()
-        ),
-        key=lambda each: int(each.name[len(REPEAT) :]),
-    )
     return [
         RepeatRun(each.name, quote(Path(os.path.relpath(each / PAGE_NAME, beside)).as_posix()), read_record(each))
-        for each in folders
+        for each in repeats_in(folder)
     ]
 
 
