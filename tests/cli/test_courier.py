@@ -88,7 +88,7 @@ def test_a_number_of_another_package_fails_the_run_loudly(tmp_path: Path, capsys
     printed = capsys.readouterr()
     assert "FAILED by cross-talk, delivered: pooled 1 of 2 (dropped: cross_talk 1)." in printed.out
     told = printed.err
-    assert f"CROSS-TALK: arm pooled, package 0 ({mine.package_id}), turn 0, step 0" in told
+    assert f"CROSS-TALK: arm pooled, package 0 ({mine.package_id}), turn 1, step 1" in told
     assert f"that belongs to package 1 ({other.package_id})" in told
     assert f"asked collect(package_id={mine.package_id}), came collect" in told
     assert run(["report", str(out)]) == 0
@@ -103,7 +103,7 @@ def test_a_dropped_package_is_told_with_its_turn_and_what_came(
         assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "d"), *QUICK]) == 1
     (mine, _) = draw_packages(0, 2, 3)
     assert (
-        f"dropped: arm pooled, package 0 ({mine.package_id}), loop in turn 2, after 0 of 3 steps: "
+        f"dropped: arm pooled, package 0 ({mine.package_id}), loop in turn 3, after 0 of 3 steps: "
         f"asked collect(package_id={mine.package_id}), came no tool call in 'no'"
     ) in capsys.readouterr().err
 

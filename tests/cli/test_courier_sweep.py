@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
+from polystem.cli.courier_sweep import exit_code
 from polystem.cli.main import run
 from polystem.harness.record import read_record
-from polystem.harness.sweep_record import read_sweep
+from polystem.harness.sweep_record import Sweep, read_sweep
+from polystem.harness.world import Call, draw_packages
 from tests.cli.test_courier import in_background
-from tests.harness.courier_server import CourierServer, said_text
+from tests.engine.remote.raw_server import Raw
+from tests.harness.courier_server import Body, CourierServer, right_call, said, said_text
+from tests.report.test_sweep_page import SWEEP
 
 QUICK = ["--packages", "2", "--steps", "3", "--prefix-tokens", "1500", "--tool-delay-s", "0:0"]
 
@@ -24,23 +29,23 @@ def test_a_sweep_names_a_floor_and_can_be_gone_on_with(tmp_path: Path, capsys: p
             "sweep",
             "--base-url",
             url,
-            "--floors",
-            "0,0.5",
-            "--margin",
-            "9",
+            "--repeats",
+            "2",
             "--out",
             str(out),
             *QUICK,
         ]
-        assert run([*arguments, "--repeats", "2"]) == 0
+        assert run([*arguments, "--floors", "0.5"]) == 0
         printed = capsys.readouterr()
         assert "Sweet spot: 0.5 tokens/s" in printed.out
         assert "kept its floor" in printed.out
-        assert "run 4 of 4: no gate, repeat 2" in printed.err
+        assert "run 2 of 2: floor 0.5 tokens/s, repeat-1" in printed.err
         chats = len(server.chats)
-        assert run([*arguments, "--repeats", "2", "--json"]) == 0
+        assert run([*arguments, "--floors", "0.5", "--json"]) == 0
         assert len(server.chats) == chats, "what is there is not run again"
         assert orjson.loads(capsys.readouterr().out)["sweet_spot"]["floor_tps"] == 0.5
+        assert run([*arguments, "--floors", "0,0.5"]) in (0, 1), "which of two is faster is the machine's affair"
+        assert "of 4: no gate, repeat-1" in capsys.readouterr().err
     assert read_sweep(out).finished
     assert run(["courier", "compare", f"{out}:0.5", f"{out}:0", "--out", str(tmp_path / "c")]) == 0
     printed = capsys.readouterr().out
@@ -54,7 +59,7 @@ def test_a_sweep_is_watched_as_a_run_is(tmp_path: Path, capsys: pytest.CaptureFi
         arguments = ["--base-url", url, "--floors", "0.5", "--repeats", "1", "--out", str(tmp_path / "s"), *QUICK]
         assert run(["courier", "sweep", "--watch", *arguments]) == 1
     told = capsys.readouterr().err
-    assert "run 1 of 1: floor 0.5 tokens/s, repeat 1" in told
+    assert "run 1 of 1: floor 0.5 tokens/s, repeat-0" in told
     assert "pooled 0 s: 0 delivered, 0 dropped of 2; workers " in told
     assert ", slowest -, " in told, "only the watch tells of the slowest agent"
 
@@ -66,6 +71,40 @@ def test_a_sweep_without_a_sweet_spot_says_why(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "No sweet spot" in printed
     assert "no floor delivered every package in every repeat." in printed
+
+
+def test_a_sweep_in_which_a_call_crossed_fails_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, other = draw_packages(0, 2, 3)
+    stolen = said(Call("collect", {"package_id": other.package_id}))
+
+    def crossed(body: Body, _number: int) -> Raw:
+        """Of the package that is mine the first call names the other one."""
+        first = len(body["messages"]) == 2 and mine.package_id in body["messages"][1]["content"]
+        return stolen if first else said(right_call(body["messages"]))
+
+    out = tmp_path / "s"
+    with in_background(CourierServer(chat=crossed)) as url:
+        arguments = ["--base-url", url, "--floors", "0.5", "--repeats", "1", "--out", str(out), *QUICK]
+        assert run(["courier", "sweep", *arguments]) == 6
+    printed = capsys.readouterr()
+    head = "FAILED by cross-talk: calls named what belongs to another package in floor-0.5-repeat-0 (1)."
+    words = " ".join(printed.out.split())
+    assert words.startswith(f"{head} Contexts were mixed up; trust no other figure. No sweet spot")
+    assert f"floor-0.5-repeat-0: CROSS-TALK: arm pooled, package 0 ({mine.package_id}), turn 1, step 1" in printed.err
+    assert run(["report", str(out)]) == 0
+    assert f"<h1>{head}</h1>" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (SWEEP, 0),
+        (replace(SWEEP, runs=(replace(SWEEP.runs[0], crossed=1), *SWEEP.runs[1:])), 6),
+        (replace(SWEEP, sweet_spot=replace(SWEEP.sweet_spot, floor_tps=None)), 1),
+    ],
+)
+def test_cross_talk_goes_before_a_sweet_spot(found: Sweep, code: int) -> None:
+    assert exit_code(found) == code
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from polystem.errors import ConfigError, RecordError
@@ -15,7 +16,7 @@ from polystem.harness.comparison import Comparison
 from polystem.harness.record import RecordWriter, write_manifest
 from polystem.harness.rows import ArmRow, Manifest, Row
 from polystem.harness.sides import read_side
-from tests.harness.records import DROPPED, MANIFEST, PACKAGE, TURN
+from tests.harness.records import DROPPED, MANIFEST, PACKAGE, TOOL, TURN
 
 REPLAY = replace(MANIFEST, mode="replay", work_sha256="ab")
 
@@ -133,7 +134,7 @@ def test_another_version_is_noted_and_not_refused(tmp_path: Path) -> None:
 def test_replays_that_did_other_work_are_refused_with_the_turn(tmp_path: Path) -> None:
     a = write(tmp_path / "a", 10.0, turns=[TURN])
     b = write(tmp_path / "b", 10.0, turns=[replace(TURN, output_tokens=22)])
-    with pytest.raises(ConfigError, match=r"other work: package 0, step 0: \(120, 21\) .* against \(120, 22\)"):
+    with pytest.raises(ConfigError, match=r"other work: package 0, step 1: \(120, 21\) .* against \(120, 22\)"):
         compared(a, b)
 
 
@@ -147,6 +148,38 @@ def test_lost_packages_are_tested_pair_by_pair(tmp_path: Path) -> None:
     assert compared(b, a).delivered.verdict == "NOT DISTINGUISHED", "A won packages"
     four = compared(write(tmp_path / "c", 0.0, 0.0, 0.0, 0.0), write(tmp_path / "d", *walls[:4])).delivered
     assert four.verdict == "NOT DISTINGUISHED", "four lost ones have a chance of 1 in 16"
+
+
+def test_calls_that_crossed_are_counted_on_their_side(tmp_path: Path) -> None:
+    crossed = replace(TOOL, ok=False, cause="cross_talk", other_package=1)
+    a, b = write(tmp_path / "a", 10.0, turns=[TOOL, crossed, crossed]), write(tmp_path / "b", 10.0, turns=[TOOL])
+    found = compared(a, b)
+    assert (found.a.crossed, found.b.crossed, found.crossed) == (2, 0, 2)
+    assert found.crossed_head == (f"FAILED by cross-talk: calls named what belongs to another package in A {a} (2).")
+    assert compared(b, b).crossed_head == ""
+
+
+def test_a_comparison_from_before_calls_were_counted_is_to_be_made_again(tmp_path: Path) -> None:
+    write_comparison(tmp_path, compared(write(tmp_path / "a", 10.0), write(tmp_path / "b", 10.0)))
+    path = tmp_path / "compare.json"
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"v": 1}))
+    with pytest.raises(RecordError, match="has version 1") as caught:
+        read_comparison(tmp_path)
+    assert caught.value.hint == "make the comparison again"
+
+
+def test_repeats_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 2, 0):
+        write(tmp_path / f"repeat-{number}", number + 1.0)
+    side = read_side(str(tmp_path))
+    assert [row.ended_s for _, row in side.packages()] == [1.0, 3.0, 11.0]
+
+
+def test_a_figure_is_judged_by_its_better_side(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", 10.0, 20.0, 30.0), write(tmp_path / "b", 5.0, 10.1, 15.0)
+    assert figure(compared(a, b), "delivery from submission").judged == "worse"
+    assert figure(compared(b, a), "delivery from submission").judged == "better"
+    assert figure(compared(a, a), "delivery from submission").judged == "NOT DISTINGUISHED"
 
 
 def test_a_stopped_run_is_not_compared(tmp_path: Path) -> None:

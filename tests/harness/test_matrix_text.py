@@ -47,7 +47,7 @@ def test_failing_turns_are_counted_by_cause_and_told_one_by_one() -> None:
     assert causes.rows == (("Q2", "8", "2", "1", "1", "0", "0", "0", "0"),)
     assert causes.columns[4:] == ("quant", "numerics", "starvation", "cross-talk", "model")
     (row,) = turns.rows
-    assert row[0] == "Q2 at 8, package 2, turn 1"
+    assert row[0] == "Q2 at 8, package 2, turn 2"
     assert row[1:] == (
         "drive(hub=Elm)", 'drive {"hub":"Oak"}', 'wrong_argument: drive {"hub":"Oak"}', "right", "quant",
     )  # fmt: skip
@@ -59,7 +59,7 @@ def test_of_many_turns_the_rare_causes_are_told_first() -> None:
     turns = tables_of(replace(MATRIX, replays=(*many, rare)))[4]
     assert turns.title == "12 of 41 turns"
     assert len(turns.rows) == 12
-    assert turns.rows[-1][0].endswith("package 99, turn 1")
+    assert turns.rows[-1][0].endswith("package 99, turn 2")
 
 
 def test_notes_tell_the_noise_what_is_left_out_and_cross_talk_first() -> None:
@@ -72,6 +72,19 @@ def test_notes_tell_the_noise_what_is_left_out_and_cross_talk_first() -> None:
     crossed, *_ = notes_of(with_cells(crossed=2))
     assert crossed.startswith("CROSS-TALK: F16, 1 at a time: 2 calls named another package")
     assert "call it again" in notes_of(replace(MATRIX, finished=False))[-1]
+
+
+def test_a_card_says_cross_talk_before_everything_else_and_once() -> None:
+    text = markdown_of(with_cells(crossed=1))
+    title, head, note, *_ = [line for line in text.splitlines() if line]
+    assert title == "# F16, Q2 at 1, 8 at a time"
+    assert head == (
+        "**FAILED by cross-talk: calls named what belongs to another package in F16-at-1 (1). Contexts were mixed up; "
+        "trust no other figure.**"
+    )
+    assert note.startswith(" - CROSS-TALK: F16, 1 at a time: 1 call named another package; see ")
+    assert text.count("CROSS-TALK") == 1
+    assert "cross-talk:" not in markdown_of(MATRIX)
 
 
 def test_a_whole_matrix_of_one_concurrency_has_no_empty_tables() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from polystem.harness.failures import MIXED_UP
 from polystem.harness.matrix_record import Matrix
 from polystem.harness.record import Record
 from polystem.report import matrix_html
@@ -62,6 +63,7 @@ def test_cross_talk_goes_before_all_else_and_is_told_word_by_word_where_the_reco
     assert page.tables["Calls that named another package"][1][0] == "F16-at-1, arm pooled: 0 (12345)"
     for each in (bare, page):
         assert ("header", {"class": "bad"}) in each.elements
+        assert head_of(each).index(MIXED_UP) < head_of(each).index("No quant is distinguished")
         assert head_of(each).index("FAILED") < head_of(each).index("No quant is distinguished")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polystem.harness.failures import MIXED_UP
 from polystem.harness.intervals import Interval
 from polystem.harness.sweep_record import NO_FLOOR, FloorFinding, Standing, Sweep, SweepPlan, SweepRun, SweetSpot
 from polystem.report import sweep_html, sweep_markdown
@@ -80,7 +81,7 @@ def test_cross_talk_goes_before_the_sweet_spot() -> None:
     first, *others = SWEEP.runs
     page = Reader(sweep_html(replace(SWEEP, runs=(replace(first, crossed=2), *others)), {}))
     head = "FAILED by cross-talk: calls named what belongs to another package in floor-0/repeat-0 (2)."
-    assert page.text.index(head) < page.text.index("Sweet spot: floor 10 tokens/s.")
+    assert page.text.index(head) < page.text.index(MIXED_UP) < page.text.index("Sweet spot: floor 10 tokens/s.")
     assert ("header", {"class": "bad"}) in page.elements
 
 
@@ -90,6 +91,8 @@ def test_the_tables_hold_every_floor_and_every_run() -> None:
         "floor 10 tokens/s", "sweet spot", "2 of 2", "30.5", "1.017", "0.980 to 1.200", "1.0%", "because <b>",
     ]  # fmt: skip
     assert len(tables["Every run, in the order they were made"]) == 7
+    for run in tables["Every run, in the order they were made"][1:]:
+        assert run[-1].endswith(f"repeat-{run[2]}"), "a repeat is called as its folder is"
     assert tables["Wall time by floor, in seconds"][1] == ["floor 10 tokens/s", "30.50", "30.00", "31.00", "2"]
 
 

@@ -52,12 +52,15 @@ from polystem.cli.courier_target import Target, measure
 from polystem.errors import ConfigError
 from polystem.harness.arrivals import parse_arrivals
 from polystem.harness.delays import parse_delay
+from polystem.harness.failures import MIXED_UP, cross_talk_lines
 from polystem.harness.foreign_load import parse_foreign
+from polystem.harness.record import read_record
 from polystem.harness.settings import CourierSettings
 from polystem.harness.sweep import Cell, check_plan, run_sweep
 from polystem.harness.sweep_record import NO_FLOOR, FloorFinding, Sweep, SweepPlan
 
 NO_SWEET_SPOT_EXIT_CODE = 1
+CROSS_TALK_EXIT_CODE = 6
 HELP = f"""Run the same work under several floors, several times over, and name the floor to take.
 
   polystem courier sweep --floors 0,5,10,15,20,25 --repeats 5 --out sweep
@@ -73,7 +76,8 @@ A sweep stops early where more repeats would change nothing (by a 99 % interval,
 on where it was interrupted: call it again with the same --out. More floors or more repeats can be added in the same
 way. Each run has a folder of its own, with a record that `polystem report` shows; sweep.json has the answer.
 
-Exit code 0: there is a sweet spot; {NO_SWEET_SPOT_EXIT_CODE}: there is none, and why is told.
+Exit code 0: there is a sweet spot; {NO_SWEET_SPOT_EXIT_CODE}: there is none, and why is told; \
+{CROSS_TALK_EXIT_CODE}: a call named another package, so caches were mixed up.
 """
 
 FloorsFlag = Annotated[str, typer.Option(metavar="X,X,...", help="Floors in tokens/s; 0 is no gate.")]
@@ -160,9 +164,18 @@ def sweep(
     make_folder(folder)
     found = _swept(plan, settings, Target(base_url, model, api_key, cells, threads), folder, watch=watch)
     _print_sweep(found, as_json=json)
+    _tell_crossed(found, folder)
     print(f"sweep in {folder}; see it with: polystem report {folder}", file=sys.stderr)
-    if found.sweet_spot.floor_tps is None:
-        raise typer.Exit(NO_SWEET_SPOT_EXIT_CODE)
+    code = exit_code(found)
+    if code:
+        raise typer.Exit(code)
+
+
+def exit_code(found: Sweep) -> int:
+    """Cross-talk goes before all else."""
+    if found.crossed:
+        return CROSS_TALK_EXIT_CODE
+    return NO_SWEET_SPOT_EXIT_CODE if found.sweet_spot.floor_tps is None else 0
 
 
 def _floors(text: str) -> tuple[float, ...]:
@@ -187,7 +200,15 @@ def _tell_cell(cell: Cell, so_far: Sweep | None) -> None:
     walls_s = [run.wall_s for run in so_far.runs if run.wall_s is not None] if so_far is not None else []
     rest_s = (cell.planned - cell.place) * statistics.fmean(walls_s) if walls_s else None
     rest = "" if rest_s is None else f", {rest_s / 60:.0f} min left at most"
-    print(f"run {cell.place + 1} of {cell.planned}: {floor}, repeat {cell.repeat + 1}{rest}", file=sys.stderr)
+    print(f"run {cell.place + 1} of {cell.planned}: {floor}, repeat-{cell.repeat}{rest}", file=sys.stderr)
+
+
+def _tell_crossed(found: Sweep, folder: Path) -> None:
+    """Says on stderr which package came with whose number, run by run."""
+    for run in found.runs:
+        if run.crossed:
+            for line in cross_talk_lines(read_record(folder / run.folder)):
+                print(f"{run.folder}: {line}", file=sys.stderr)
 
 
 def _print_sweep(found: Sweep, *, as_json: bool) -> None:
@@ -195,7 +216,8 @@ def _print_sweep(found: Sweep, *, as_json: bool) -> None:
         print(orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2).decode())
         return
     spot = found.sweet_spot
-    title = f"Sweet spot: {spot.floor_tps:g} tokens/s" if spot.floor_tps is not None else "No sweet spot"
+    answer = f"Sweet spot: {spot.floor_tps:g} tokens/s" if spot.floor_tps is not None else "No sweet spot"
+    title = f"{found.crossed_head} {MIXED_UP} {answer}" if found.crossed else answer
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("floor", "repeats", "delivered all", "under it", "wall", "over the best", "standing"):
         table.add_column(name, justify="left" if name in ("floor", "standing") else "right")

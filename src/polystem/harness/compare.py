@@ -18,14 +18,14 @@ from polystem.harness.intervals import log_ratio
 from polystem.harness.metrics import ArmSummary, summarise
 from polystem.harness.rates import decode_windows, strict_tps
 from polystem.harness.record import Record, built, json_object
-from polystem.harness.rows import PackageRow, TurnRow
+from polystem.harness.rows import PackageRow, ToolRow, TurnRow
 from polystem.harness.sides import Repeats, differences, unequal_work
 from polystem.harness.verdict import ALPHA, mcnemar
 
 __all__ = ["COMPARISON_NAME", "compare", "read_comparison", "write_comparison"]
 
 COMPARISON_NAME = "compare.json"
-COMPARISON_VERSION = 1
+COMPARISON_VERSION = 2
 Better: TypeAlias = Literal["less", "more"]
 
 
@@ -95,9 +95,14 @@ def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
 
 
 def _side(side: Repeats) -> Side:
-    rows = [row for _, row in side.packages()]
-    delivered = sum(row.outcome == "delivered" for row in rows)
-    return Side(side.name, side.arm, len(side.records), delivered, sum(each.manifest.packages for each in side.records))
+    return Side(
+        name=side.name,
+        arm=side.arm,
+        runs=len(side.records),
+        delivered=sum(row.outcome == "delivered" for _, row in side.packages()),
+        packages=sum(each.manifest.packages for each in side.records),
+        crossed=sum(call.cause == "cross_talk" for each in side.records for call in each.of(ToolRow, side.arm)),
+    )
 
 
 def _of_repeats(a: Repeats, b: Repeats) -> tuple[Compared, ...]:

@@ -10,22 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from polystem.harness.failures import cross_talk_headline
 from polystem.harness.intervals import Interval
 
-__all__ = ["Compared", "Comparison", "DeliveredPairs", "PairedBy", "Side"]
+__all__ = ["Compared", "Comparison", "DeliveredPairs", "Judged", "PairedBy", "Side"]
 
 PairedBy: TypeAlias = Literal["repeat", "package"]
+Judged: TypeAlias = Literal["better", "worse", "NOT DISTINGUISHED"]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: where it was read from, its arm, and how many runs it has."""
+    """One side: where it was read from, its arm, and how many runs it has.
+
+    `crossed` counts the calls of all its runs that named another package.
+    """
 
     name: str
     arm: str
     runs: int
     delivered: int
     packages: int
+    crossed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,14 @@ class Compared:
     b: tuple[float, ...]
     ratio: Interval
     verdict: str
+
+    @property
+    def judged(self) -> Judged:
+        """Better or worse on A, where the whole interval says so."""
+        word = self.ratio.verdict
+        if word == "NOT DISTINGUISHED":
+            return word
+        return "better" if word == self.better else "worse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +85,13 @@ class Comparison:
     delivered: DeliveredPairs
     allowed: tuple[str, ...]
     cautions: tuple[str, ...]
+
+    @property
+    def crossed(self) -> int:
+        """Calls that named another package, on both sides."""
+        return self.a.crossed + self.b.crossed
+
+    @property
+    def crossed_head(self) -> str:
+        """A headline for sides whose contexts were mixed up; empty where none were."""
+        return cross_talk_headline([(f"A {self.a.name}", self.a.crossed), (f"B {self.b.name}", self.b.crossed)])

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from polystem.harness.failures import cross_talk_headline
 from polystem.harness.record import built, json_object
 from polystem.harness.verdict import CollapseTest, Share, Word
 from polystem.harness.witness import Outcome
@@ -183,6 +184,11 @@ class Matrix:
     def crossed(self) -> int:
         """Calls that named another package, over all cells."""
         return sum(cell.crossed for cell in self.cells)
+
+    @property
+    def crossed_head(self) -> str:
+        """A headline for a matrix in which contexts were mixed up; empty where none were."""
+        return cross_talk_headline([(cell.folder, cell.crossed) for cell in self.cells])
 
 
 def write_matrix(folder: Path, matrix: Matrix) -> None:

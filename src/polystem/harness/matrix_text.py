@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from polystem.harness.counting import counted, from_one
+from polystem.harness.failures import MIXED_UP
 from polystem.harness.matrix_record import Because, CellVerdict, Interaction, Matrix, MatrixCell, Replay
 
 __all__ = ["MatrixTable", "cross_talk_notes", "markdown_of", "notes_of", "tables_of"]
@@ -126,7 +128,7 @@ def _causes(matrix: Matrix) -> MatrixTable:
 def _replays(matrix: Matrix) -> MatrixTable:
     rows = [
         (
-            f"{each.quant} at {each.concurrency}, package {each.package}, turn {each.turn}",
+            f"{each.quant} at {each.concurrency}, package {each.package}, turn {from_one(each.turn)}",
             each.asked,
             _came(each.came),
             _outcome(each.alone, each.alone_came),
@@ -161,8 +163,12 @@ def _came(text: str) -> str:
 
 
 def notes_of(matrix: Matrix) -> tuple[str, ...]:
-    """What the tables are to be read with."""
-    plan, notes = matrix.plan, list(cross_talk_notes(matrix))
+    """What the tables are to be read with; cross-talk goes before all else."""
+    return (*cross_talk_notes(matrix), *_further_notes(matrix))
+
+
+def _further_notes(matrix: Matrix) -> tuple[str, ...]:
+    plan, notes = matrix.plan, list[str]()
     if plan.again:
         again = [each for each in matrix.verdicts if each.quant not in plan.quants]
         words = ", ".join(f"{each.other_words} of {each.n} packages at {each.concurrency}" for each in again)
@@ -180,19 +186,20 @@ def notes_of(matrix: Matrix) -> tuple[str, ...]:
 def cross_talk_notes(matrix: Matrix) -> tuple[str, ...]:
     """One line for each cell in which a call named another package."""
     return tuple(
-        f"CROSS-TALK: {cell.quant}, {cell.concurrency} at a time: {cell.crossed} calls named another package; see "
-        f"`polystem report` on {cell.folder}"
+        f"CROSS-TALK: {cell.quant}, {cell.concurrency} at a time: {counted(cell.crossed, 'call')} named another "
+        f"package; see `polystem report` on {cell.folder}"
         for cell in matrix.cells
         if cell.crossed
     )
 
 
 def markdown_of(matrix: Matrix) -> str:
-    """The whole as Markdown, for a model card."""
+    """The whole as Markdown, for a model card; cross-talk goes before all else."""
     settings, plan = matrix.plan.settings, matrix.plan
     lines = [
         f"# {', '.join(plan.quants)} at {', '.join(map(str, plan.concurrency))} at a time",
         "",
+        *_crossed_lines(matrix),
         f"{settings.get('packages')} packages of {settings.get('steps')} steps in every cell, the same ones; prefix of "
         f"{settings.get('prefix_tokens')} tokens, seed {settings.get('seed')}, dropped at {settings.get('max_errors')} "
         f"wrong calls. {matrix.machine.get('cpu') or ''}",
@@ -200,10 +207,20 @@ def markdown_of(matrix: Matrix) -> str:
     for table in tables_of(matrix):
         lines += ["", f"## {table.title}", "", _row(table.columns), "|" + " --- |" * len(table.columns)]
         lines += [_row(row) for row in table.rows]
-    notes = notes_of(matrix)
+    notes = _listed(_further_notes(matrix))
     if notes:
-        lines += ["", *(f" - {note}" for note in notes)]
+        lines += ["", *notes]
     return "\n".join(lines) + "\n"
+
+
+def _crossed_lines(matrix: Matrix) -> tuple[str, ...]:
+    if not matrix.crossed:
+        return ()
+    return (f"**{matrix.crossed_head} {MIXED_UP}**", "", *_listed(cross_talk_notes(matrix)), "")
+
+
+def _listed(notes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f" - {note}" for note in notes)
 
 
 def _row(values: Sequence[str]) -> str:

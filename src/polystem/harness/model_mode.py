@@ -12,6 +12,7 @@ from typing import Any, cast
 import orjson
 
 from polystem.engine.remote import Answer, RemoteClient
+from polystem.harness.counting import from_one
 from polystem.harness.desk import ToolDesk, call_text
 from polystem.harness.errand import DropCause, Errand, TripState, TripUpdate
 from polystem.harness.settings import CourierSettings
@@ -70,7 +71,7 @@ class ModelMode:
             return {"turn": state["turn"] + 1, "asked": str(errand.job.expected()), **ended}
         update: TripUpdate = {"turn": state["turn"] + 1, "pending": list(answer.tool_calls)}
         if answer.finish_reason == "length":
-            detail = f"turn {state['turn']} reached max_tokens {self._settings.max_output_tokens}"
+            detail = f"turn {from_one(state['turn'])} reached max_tokens {self._settings.max_output_tokens}"
             spoken = answer.text[:80] or " ".join(map(call_text, answer.tool_calls))
             told: TripUpdate = {"asked": str(errand.job.expected()), "came": f"{spoken!r}, and no end"}
             return {**update, **told, "cause": "length_cap", "detail": detail}

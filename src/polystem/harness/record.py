@@ -140,7 +140,11 @@ def json_object(path: Path, *, kind: str, version: int) -> dict[str, Any]:
         raise RecordError(f"{path} is no {kind} of a courier")
     found = values.pop("v", None)
     if found != version:
-        raise RecordError(f"{path} has version {found}; this polystem reads {version}", hint="upgrade polystem")
+        older = isinstance(found, int) and found < version
+        raise RecordError(
+            f"{path} has version {found}; this polystem reads {version}",
+            hint=f"make the {kind} again" if older else "upgrade polystem",
+        )
     return values
 
 

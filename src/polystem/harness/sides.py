@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polystem.errors import ConfigError, RecordError
+from polystem.harness.counting import from_one
 from polystem.harness.record import MANIFEST_NAME, Record, read_record
 from polystem.harness.rows import Manifest, PackageRow, TurnRow
 from polystem.harness.sweep_record import SWEEP_NAME, read_sweep
@@ -62,10 +63,16 @@ def _folders(folder: Path, word: str) -> Iterator[Path]:
     elif (folder / MANIFEST_NAME).exists():
         yield folder
     else:
-        found = sorted(each.parent for each in folder.glob(f"*/{MANIFEST_NAME}"))
+        found = sorted((each.parent for each in folder.glob(f"*/{MANIFEST_NAME}")), key=_in_order)
         if not found:
             raise RecordError(f"{folder} holds no record, and no folder of one")
         yield from found
+
+
+def _in_order(folder: Path) -> tuple[str, int]:
+    """Repeats by their number: repeat-2 comes before repeat-10."""
+    name, _, number = folder.name.rpartition("-")
+    return (name, int(number)) if number.isdecimal() else (folder.name, -1)
 
 
 def _of_floor(folder: Path, word: str) -> Iterator[Path]:
@@ -143,7 +150,8 @@ def unequal_work(a: Repeats, b: Repeats) -> str | None:
         for key in sorted(ours.keys() & theirs.keys()):
             if ours[key] != theirs[key]:
                 package, step = key
-                return f"package {package}, step {step}: {ours[key]} prompt and output tokens against {theirs[key]}"
+                told = f"{ours[key]} prompt and output tokens against {theirs[key]}"
+                return f"package {package}, step {from_one(step)}: {told}"
     return None
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
+from polystem.harness.failures import cross_talk_headline
 from polystem.harness.intervals import Interval
 from polystem.harness.record import built, json_object
 
@@ -119,6 +120,16 @@ class Sweep:
     runs: tuple[SweepRun, ...]
     findings: tuple[FloorFinding, ...]
     sweet_spot: SweetSpot
+
+    @property
+    def crossed(self) -> int:
+        """Calls that named another package, over all runs."""
+        return sum(run.crossed for run in self.runs)
+
+    @property
+    def crossed_head(self) -> str:
+        """A headline for a sweep in which contexts were mixed up; empty where none were."""
+        return cross_talk_headline([(run.folder, run.crossed) for run in self.runs])
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:

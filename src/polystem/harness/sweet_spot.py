@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from polystem.harness.counting import counted
 from polystem.harness.intervals import Interval, Level, log_ratio
 from polystem.harness.metrics import KEEPS_FLOOR
 from polystem.harness.sweep_record import NO_FLOOR, FloorFinding, Standing, SweepPlan, SweepRun, SweetSpot
@@ -97,7 +98,7 @@ def _standing(
     spoiled = [run for run in floor.runs.values() if not run.whole]
     if spoiled:
         run = spoiled[0]
-        crossed = f", {run.crossed} calls crossed" if run.crossed else ""
+        crossed = f", {counted(run.crossed, 'call')} crossed" if run.crossed else ""
         return "not whole", True, f"{run.delivered} of {run.packages} delivered in repeat {run.repeat}{crossed}"
     broken = [share > KEEPS_FLOOR for share in floor.under_shares]
     if floor.floor_tps and broken and statistics.median(floor.under_shares) > KEEPS_FLOOR:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 
 from polystem.harness.comparison import Compared, Comparison
+from polystem.harness.counting import counted
 from polystem.report.charts import Axis, Bars, Forest, ForestRow, Line, Lines, Stack
+from polystem.report.differences import NEWS, delivered_sentence, difference_words, interval_words, verdict_words
 from polystem.report.html import Picture, Table
 from polystem.report.markdown import markdown_of
 from polystem.report.page import Part, Tables, page_html
-from polystem.report.verdict import News, Sentence, Verdict
+from polystem.report.verdict import Sentence, Verdict, mixed_up
 
 __all__ = ["comparison_html", "comparison_markdown", "comparison_verdict"]
 
@@ -33,42 +35,25 @@ def comparison_markdown(found: Comparison) -> str:
 
 
 def comparison_verdict(found: Comparison) -> Verdict:
-    """What differs, and which way that is."""
-    differ = [figure for figure in found.figures if figure.verdict != "NOT DISTINGUISHED"]
-    counts = f"{len(differ)} of {len(found.figures)} figures differ"
-    pairs = found.delivered
-    head = f"A {found.a.name} against B {found.b.name}: {counts if differ else 'no figure is distinguished'}."
-    delivered = (
-        f"Delivered: A {found.a.delivered} of {found.a.packages}, B {found.b.delivered} of {found.b.packages}: "
-        f"{pairs.verdict} (exact McNemar, p = {pairs.p_value:.3g})."
-    )
+    """What differs, and which way that is; cross-talk goes before all of it."""
+    differ = [figure for figure in found.figures if figure.judged != "NOT DISTINGUISHED"]
+    counts = f"{len(differ)} of {len(found.figures)} figures differ" if differ else "no figure is distinguished"
+    head = f"A {found.a.name} against B {found.b.name}: {counts}."
+    delivered = delivered_sentence(found, "A", "B")
     sentences = (
-        Sentence(delivered, "bad" if pairs.verdict == "DEGRADED" else "plain"),
-        *(Sentence(_differs(figure), _news(figure)) for figure in differ),
+        *mixed_up(found.crossed),
+        *((Sentence(head),) if found.crossed else ()),
+        delivered,
+        *(Sentence(f"{each.name}: A over B {difference_words(each)}.", NEWS[each.judged]) for each in differ),
         *(Sentence(f"Differs, as allowed: {name}.") for name in found.allowed),
         *(Sentence(f"Note: {caution}.") for caution in found.cautions),
     )
     what = (
-        f"A: arm {found.a.arm}, {found.a.runs} runs; B: arm {found.b.arm}, {found.b.runs} runs; pairs are "
-        f"{found.paired_by}s. Ratios are A over B, geometric means with Student's 95 % interval on the logarithms."
+        f"A: arm {found.a.arm}, {counted(found.a.runs, 'run')}; B: arm {found.b.arm}, "
+        f"{counted(found.b.runs, 'run')}; pairs are {found.paired_by}s. Ratios are A over B, geometric means with "
+        "Student's 95 % interval on the logarithms."
     )
-    return Verdict(Sentence(head, "bad" if pairs.verdict == "DEGRADED" else "plain"), sentences, what)
-
-
-def _differs(figure: Compared) -> str:
-    better = "better" if figure.verdict == f"A {figure.better}" else "worse"
-    return (
-        f"{figure.name}: A over B {figure.ratio.ratio:.3f} ({_interval(figure)}, {figure.ratio.pairs} pairs), {better}."
-    )
-
-
-def _interval(figure: Compared) -> str:
-    low, high = figure.ratio.low, figure.ratio.high
-    return "no interval: one pair" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-
-
-def _news(figure: Compared) -> News:
-    return "good" if figure.verdict == f"A {figure.better}" else "bad"
+    return Verdict(Sentence(found.crossed_head or head, "bad" if found.crossed else delivered.news), sentences, what)
 
 
 def _ratios_picture(found: Comparison) -> Picture:
@@ -91,10 +76,10 @@ def _figures_table(found: Comparison) -> Table:
             f"{statistics.median(figure.a):.5g}",
             f"{statistics.median(figure.b):.5g}",
             f"{figure.ratio.ratio:.3f}",
-            _interval(figure),
+            interval_words(figure),
             str(figure.ratio.pairs),
             figure.better,
-            figure.verdict,
+            verdict_words(figure, "A"),
         )
         for figure in found.figures
     )
@@ -121,12 +106,16 @@ def _delivered_picture(found: Comparison) -> Picture:
 
 
 def _pairs_picture(figure: Compared) -> Picture:
-    """Both sides' values, each in ascending order, and pair by pair in the table."""
+    """Both sides' values, each in ascending order, and pair by pair in the table.
+
+    Repeats are numbered as their folders are.
+    """
+    pair, first = ("repeat", 0) if figure.paired_by == "repeat" else ("pair", 1)
     sides = (("A", figure.a, 0), ("B", figure.b, 1))
     lines = tuple(Line(name, _ascending(values), hue, dotted=len(values) <= 40) for name, values, hue in sides)
     rows = tuple(
-        (str(place + 1), f"{ours:.5g}", f"{theirs:.5g}", f"{ours / theirs:.3f}")
-        for place, (ours, theirs) in enumerate(zip(figure.a, figure.b, strict=True))
+        (f"{pair} {place}", f"{ours:.5g}", f"{theirs:.5g}", f"{ours / theirs:.3f}")
+        for place, (ours, theirs) in enumerate(zip(figure.a, figure.b, strict=True), first)
     )
     return Picture(
         f"Pairs: {figure.name}",
@@ -139,7 +128,7 @@ def _pairs_picture(figure: Compared) -> Picture:
                 lines,
             ),
         ),
-        Table(f"{figure.name} by {figure.paired_by}, in {figure.unit}", (figure.paired_by, "A", "B", "A over B"), rows),
+        Table(f"{figure.name} by {figure.paired_by}, in {figure.unit}", (pair, "A", "B", "A over B"), rows),
     )
 
 
@@ -151,7 +140,10 @@ def _ascending(values: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
 
 def _sides_table(found: Comparison) -> Table:
     rows = tuple(
-        (f"{letter}", f"{side.name}, arm {side.arm}, {side.runs} runs, {side.delivered} of {side.packages} delivered")
+        (
+            letter,
+            f"{side.name}, arm {side.arm}, {counted(side.runs, 'run')}, {side.delivered} of {side.packages} delivered",
+        )
         for letter, side in (("A", found.a), ("B", found.b))
     )
     return Table("Sides", ("side", "what"), rows)

@@ -12,6 +12,7 @@ from typing import cast
 
 import orjson
 
+from polystem.harness.counting import counted, from_one
 from polystem.harness.record import Record
 from polystem.harness.rows import PackageRow, ToolRow
 from polystem.harness.world import CODE_DIGITS
@@ -26,14 +27,17 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """One call that named another package. `package` and `owner` read "3 (12345)"; `turn` and `step` count from 1."""
+    """One call that named another package. `package` and `owner` read "3 (12345)".
+
+    `turn` and `step` are as people count them, from 1.
+    """
 
     where: str
     package: str
     owner: str
     argument: str
-    turn: int
-    step: int
+    turn: str
+    step: str
     asked: str
     came: str
 
@@ -59,7 +63,14 @@ def _crossing(row: ToolRow, ids: dict[int, str], where: str) -> Crossing:
 
     owner = "another package" if row.other_package is None else f"package {told(row.other_package)}"
     return Crossing(
-        where, told(row.package), owner, _argument(row), row.turn + 1, row.step + 1, row.asked or "-", row.came or "-"
+        where=where,
+        package=told(row.package),
+        owner=owner,
+        argument=_argument(row),
+        turn=from_one(row.turn),
+        step=from_one(row.step),
+        asked=row.asked or "-",
+        came=row.came or "-",
     )
 
 
@@ -80,7 +91,7 @@ def _argument(row: ToolRow) -> str:
 def failed_by(crossings: Sequence[Crossing]) -> str:
     """A headline that says it before all else."""
     more = len(crossings) - 1
-    rest = "" if not more else "; and 1 more call crossed" if more == 1 else f"; and {more} more calls crossed"
+    rest = f"; and {counted(more, 'more call')} crossed" if more else ""
     return f"FAILED by cross-talk: {crossings[0].text}{rest}."
 
 
@@ -98,8 +109,8 @@ def crossings_table(crossings: Sequence[Crossing]) -> Table | None:
         (
             f"{each.where}: {each.package}",
             each.owner,
-            str(each.turn),
-            str(each.step),
+            each.turn,
+            each.step,
             each.argument,
             each.asked,
             each.came,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polystem.harness.counting import from_one
 from polystem.harness.matrix_record import Matrix
 from polystem.harness.matrix_text import verdict_text
 from polystem.harness.record import Record
@@ -75,7 +76,7 @@ def _replays_table(matrix: Matrix) -> Table:
         (
             f"{each.quant} at {each.concurrency}: package {each.package}",
             each.because,
-            str(each.turn + 1),
+            from_one(each.turn),
             each.cause,
             each.asked,
             each.came,

@@ -13,7 +13,7 @@ from polystem.harness.matrix_text import BECAUSE
 from polystem.harness.record import Record
 from polystem.report.crossings import crossings_in, failed_by
 from polystem.report.matrix_pictures import again_verdicts
-from polystem.report.verdict import Sentence, Verdict, crossed_sentences
+from polystem.report.verdict import Sentence, Verdict, crossed_sentences, mixed_up
 
 __all__ = ["matrix_verdict"]
 
@@ -24,11 +24,11 @@ def matrix_verdict(matrix: Matrix, records: Mapping[str, Record]) -> Verdict:
     crossings = [each for name, record in records.items() for each in crossings_in(record, name)]
     packages = int(plan.settings.get("packages") or max((cell.delivered.n for cell in matrix.cells), default=0))
     found = _found(matrix)
-    head = failed_by(crossings) if crossings else _crossed_head(matrix) if matrix.crossed else found.text
+    head = failed_by(crossings) if crossings else matrix.crossed_head or found.text
     unfinished = Sentence("The matrix is not finished: this is what is known so far.", "bad")
     sentences = (
+        *(crossed_sentences(crossings, packages) or mixed_up(matrix.crossed)),
         *((found,) if matrix.crossed else ()),
-        *crossed_sentences(crossings, packages),
         *(() if matrix.finished else (unfinished,)),
         *(_row_sentence(matrix, row) for row in plan.quants),
         *_interaction_sentences(matrix),
@@ -44,11 +44,6 @@ def matrix_verdict(matrix: Matrix, records: Mapping[str, Record]) -> Verdict:
         f"{matrix.started_at}."
     )
     return Verdict(Sentence(head, "bad" if matrix.crossed else found.news), sentences, what)
-
-
-def _crossed_head(matrix: Matrix) -> str:
-    where = ", ".join(f"{cell.folder} ({cell.crossed})" for cell in matrix.cells if cell.crossed)
-    return f"FAILED by cross-talk: calls named what belongs to another package in {where}."
 
 
 def _found(matrix: Matrix) -> Sentence:

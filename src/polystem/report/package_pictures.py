@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from polystem.harness.counting import from_one
 from polystem.harness.rows import PackageRow
 from polystem.report.charts import Axis, Bars, Stack, TimeLine
 from polystem.report.html import Picture, Table
@@ -145,11 +146,10 @@ def failures_table(views: Sequence[ArmView]) -> Table | None:
 
 
 def _failure_row(view: ArmView, row: PackageRow) -> tuple[str, ...]:
-    turn = "-" if row.failed_turn is None else str(row.failed_turn + 1)
     return (
         f"{view.label} {row.package} ({row.package_id})",
         row.cause or "unknown",
-        turn,
+        from_one(row.failed_turn),
         f"{row.steps_taken + 1} of {row.steps}",
         row.asked or "-",
         row.came or "-",

@@ -14,7 +14,7 @@ from polystem.report.markdown import markdown_of
 from polystem.report.package_pictures import drops_picture, failures_table, time_line_picture
 from polystem.report.page import Part, Tables, page_html
 from polystem.report.rate_pictures import context_picture, step_picture, under_floor_picture
-from polystem.report.verdict import Sentence, Verdict
+from polystem.report.verdict import Sentence, Verdict, mixed_up
 from polystem.report.views import ArmView
 
 __all__ = ["sweep_html", "sweep_markdown", "sweep_verdict"]
@@ -46,9 +46,9 @@ def sweep_verdict(sweep: Sweep) -> Verdict:
     spot, plan = sweep.sweet_spot, sweep.plan
     found = "No sweet spot." if spot.floor_tps is None else f"Sweet spot: {_floor_word(spot.floor_tps)}."
     open_above = ", ".join(f"{floor:g}" for floor in spot.open_above)
-    crossed = _crossed_words(sweep)
     sentences = (
-        *((Sentence(found),) if crossed else ()),
+        *mixed_up(sweep.crossed),
+        *((Sentence(found),) if sweep.crossed else ()),
         *((Sentence("The sweep is not finished: this is what is known so far.", "bad"),) if not sweep.finished else ()),
         Sentence(spot.why),
         *((Sentence(f"Not decided yet, and higher: {open_above} tokens/s."),) if open_above else ()),
@@ -64,17 +64,8 @@ def sweep_verdict(sweep: Sweep) -> Verdict:
         f"within {plan.margin:.0%} of the best asked for; {sweep.machine.get('cpu', 'unknown processor')}, "
         f"{sweep.machine.get('cores', '?')} cores; {sweep.started_at}."
     )
-    bad = bool(crossed) or spot.floor_tps is None
-    return Verdict(Sentence(crossed or found, "bad" if bad else "good"), sentences, what)
-
-
-def _crossed_words(sweep: Sweep) -> str:
-    """A headline for a sweep in which contexts were mixed up; empty where none were."""
-    runs = [run for run in sweep.runs if run.crossed]
-    if not runs:
-        return ""
-    where = ", ".join(f"{run.folder} ({run.crossed})" for run in runs)
-    return f"FAILED by cross-talk: calls named what belongs to another package in {where}."
+    bad = bool(sweep.crossed) or spot.floor_tps is None
+    return Verdict(Sentence(sweep.crossed_head or found, "bad" if bad else "good"), sentences, what)
 
 
 def _floor_word(floor_tps: float) -> str:
@@ -251,7 +242,7 @@ def _run_row(run: SweepRun) -> tuple[str, ...]:
     return (
         str(run.place + 1),
         _floor_word(run.floor_tps),
-        str(run.repeat + 1),
+        str(run.repeat),
         _told(run.wall_s, ".2f"),
         _told(run.p50_from_submission_s, ".2f"),
         _told(run.under_share, ".2%"),

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from polystem.harness.counting import counted
+from polystem.harness.failures import MIXED_UP
 from polystem.harness.figures import counts_text, headline, reduction_lines
 from polystem.harness.metrics import KEEPS_FLOOR, ArmSummary
 from polystem.harness.record import Record
 from polystem.harness.rows import Manifest
 from polystem.report.crossings import Crossing, crossings_in, failed_by, guess_words
 
-__all__ = ["MIXED_UP", "News", "Sentence", "Verdict", "crossed_sentences", "run_verdict", "what_ran"]
+__all__ = ["News", "Sentence", "Verdict", "crossed_sentences", "mixed_up", "run_verdict", "what_ran"]
 
-MIXED_UP = "Contexts were mixed up; trust no other figure of this run."
 CROSSINGS_TOLD = 5
 HEADLINE_ARMS = 3
 """Most arms whose counts are all in the headline."""
@@ -75,16 +76,18 @@ def crossed_sentences(crossings: Sequence[Crossing], packages: int) -> Sequence[
         for each in crossings[:CROSSINGS_TOLD]
     ]
     left = len(crossings) - CROSSINGS_TOLD
-    more = (Sentence(f"{left} more such calls are in the table.", "bad"),) if left > 0 else ()
-    return (Sentence(MIXED_UP, "bad"), *calls, *more, Sentence(guess_words(packages)))
+    more = (Sentence(f"In the table: {counted(left, 'more such call')}.", "bad"),) if left > 0 else ()
+    return (*mixed_up(len(crossings)), *calls, *more, Sentence(guess_words(packages)))
+
+
+def mixed_up(crossed: int) -> Sequence[Sentence]:
+    """What calls that crossed say of everything else, where their records are not at hand; nothing for none."""
+    return (Sentence(MIXED_UP, "bad"),) if crossed else ()
 
 
 def _crossed(summary: ArmSummary) -> Sentence:
-    calls = "1 call" if summary.crossed == 1 else f"{summary.crossed} calls"
-    return Sentence(
-        f"CROSS-TALK in {summary.arm}: {calls} named what belongs to another package.",
-        "bad",
-    )
+    calls = counted(summary.crossed, "call")
+    return Sentence(f"CROSS-TALK in {summary.arm}: {calls} named what belongs to another package.", "bad")
 
 
 def _floor(manifest: Manifest, summaries: Sequence[ArmSummary]) -> Sequence[Sentence]:
