@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,9 @@ from polystem.errors import RecordError
 from polystem.harness.record import Record
 from polystem.harness.rows import ArmRow, PackageRow
 from polystem.report import RepeatRun, check_repeats, repeats_html, repeats_markdown
+from polystem.report.repeats import all_repeats
+from polystem.report.repeats_page import repeats_verdict
+from polystem.report.verdict import Sentence
 from tests.report.reading import Reader
 from tests.report.synthetic import TWO_ARMS, synthetic_record
 
@@ -50,6 +54,15 @@ def stopped(run: RepeatRun) -> RepeatRun:
     return replace(run, record=Record(run.record.manifest, tuple(kept)))
 
 
+def without_naive_deliveries(run: RepeatRun) -> RepeatRun:
+    """The same, with every package of the naive arm dropped."""
+    rows = tuple(
+        replace(row, outcome="dropped", cause="loop") if isinstance(row, PackageRow) and row.arm == "naive" else row
+        for row in run.record.rows
+    )
+    return replace(run, record=Record(run.record.manifest, rows))
+
+
 def test_what_all_repeats_delivered_comes_first() -> None:
     page = read(*RUNS)
     assert "Delivered in 3 repeats: pooled 18 of 18; naive 18 of 18." in page.text
@@ -85,7 +98,14 @@ def test_an_arm_is_told_with_its_spread_over_the_repeats() -> None:
 def test_repeats_are_drawn_one_after_the_other_for_every_arm() -> None:
     chart = read(*RUNS).labelled("Repeat by repeat: wall, s")
     assert [line["name"] for line in chart["lines"]] == ["pooled", "naive"]
-    assert [[x for x, _ in line["points"]] for line in chart["lines"]] == [[1, 2, 3], [1, 2, 3]]
+    assert [[x for x, _ in line["points"]] for line in chart["lines"]] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_repeat_is_called_as_its_folder_is_in_the_chart_too() -> None:
+    page = read(RUNS[0], RUNS[2])
+    chart = page.labelled("Repeat by repeat: wall, s")
+    assert [x for x, _ in chart["lines"][0]["points"]] == [0, 2]
+    assert [row[0] for row in page.tables["Figures of every repeat"][1:3]] == ["pooled, repeat-0", "pooled, repeat-2"]
 
 
 def test_arms_are_held_against_the_first_repeat_by_repeat() -> None:
@@ -96,6 +116,29 @@ def test_arms_are_held_against_the_first_repeat_by_repeat() -> None:
     assert table[1][2] == "3"
     assert table[1][4] == "naive more"
     assert page.labelled("Arms against pooled: naive over pooled")["at"] == 1
+
+
+def sentences_of(*runs: RepeatRun) -> list[Sentence]:
+    return list(repeats_verdict(all_repeats(runs)).sentences)
+
+
+def test_what_differs_says_better_or_worse_and_is_news() -> None:
+    told = [each for each in sentences_of(*RUNS) if each.text.startswith("naive over pooled, repeat by repeat: ")]
+    assert {each.news for each in told} <= {"good", "bad"}
+    (worse,) = [each for each in told if each.news == "bad"]
+    for figure in worse.text.removesuffix(".").split("; "):
+        assert figure.endswith(", 3 pairs), worse")
+    assert re.search(r": wall \d\.\d{3} \(\d\.\d{3} to \d\.\d{3}, 3 pairs\), worse; ", worse.text)
+
+
+def test_packages_that_an_arm_lost_are_bad_news_of_that_arm() -> None:
+    sentences = sentences_of(*map(without_naive_deliveries, RUNS))
+    (told,) = [each for each in sentences if "McNemar" in each.text]
+    assert told.text.startswith("Delivered: naive 0 of 18, pooled 18 of 18: naive is DEGRADED (exact McNemar, p = ")
+    assert told.news == "bad"
+    (whole,) = [each for each in sentences_of(*RUNS) if "McNemar" in each.text]
+    assert "naive 18 of 18, pooled 18 of 18: NOT DISTINGUISHED (" in whole.text
+    assert whole.news == "plain"
 
 
 def test_arms_that_cannot_be_held_against_each_other_say_why() -> None:
@@ -110,6 +153,8 @@ def test_arms_that_cannot_be_held_against_each_other_say_why() -> None:
 def test_one_whole_repeat_gives_no_ratio() -> None:
     page = read(RUNS[0])
     assert "Delivered in 1 repeat:" in page.text
+    assert page.tables["Each arm over its repeats"][0][1:3] == ["pooled, 1 repeat", "naive, 1 repeat"]
+    assert "1 repeats" not in page.text
     assert "Fewer than two repeats are whole" in page.text
     assert "Ratios of arms" not in page.tables
 

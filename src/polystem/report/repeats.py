@@ -13,28 +13,35 @@ from dataclasses import dataclass
 from polystem.errors import ConfigError, RecordError
 from polystem.harness.compare import compare
 from polystem.harness.comparison import Comparison
+from polystem.harness.counting import counted
 from polystem.harness.metrics import ArmSummary, summarise
 from polystem.harness.record import Record
 from polystem.harness.sides import Repeats, differences
+from polystem.report.crossings import Crossing, crossings_in
 
-__all__ = ["COUNTS", "SPREADS", "ArmRepeats", "RepeatRun", "Spread", "arms_of", "check_repeats", "comparisons_of"]
+__all__ = ["COUNTS", "SPREADS", "AllRepeats", "ArmRepeats", "RepeatRun", "Spread", "all_repeats", "check_repeats"]
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatRun:
-    """One repeat: its folder's name, where its own page is, and its record."""
+    """One repeat: the name of its folder, which is repeat-K, where its own page is, and its record."""
 
     name: str
     href: str
     record: Record
 
+    @property
+    def number(self) -> int:
+        """K: repeats are called everywhere as their folders are."""
+        return int(self.name.rpartition("-")[2])
+
 
 @dataclass(frozen=True, slots=True)
 class ArmRepeats:
-    """One arm: its summary in every repeat in which it was begun, with the number of that repeat, from 1."""
+    """One arm: its summary in every repeat in which it was begun."""
 
     arm: str
-    summaries: tuple[tuple[int, ArmSummary], ...]
+    summaries: tuple[tuple[RepeatRun, ArmSummary], ...]
 
     def values(self, of: Callable[[ArmSummary], float | None]) -> list[float]:
         """One figure in every repeat that has it."""
@@ -64,7 +71,7 @@ class Spread:
         values = arm.values(self.of)
         if not values:
             return "-"
-        few = f", {len(values)} of {len(arm.summaries)} repeats" if len(values) < len(arm.summaries) else ""
+        few = f", {len(values)} of {counted(len(arm.summaries), 'repeat')}" if len(values) < len(arm.summaries) else ""
         middle, least, most = (
             format(each, self.form) for each in (statistics.median(values), min(values), max(values))
         )
@@ -122,6 +129,28 @@ COUNTS: tuple[tuple[str, str, Callable[[ArmSummary], int]], ...] = (
 """What is added up over the repeats."""
 
 
+@dataclass(frozen=True, slots=True)
+class AllRepeats:
+    """The repeats of a run with what is worked out from them once.
+
+    `arms` are in the order of the first repeat. `compared` holds every further arm against the first, and `refused` why
+    others could not be. `crossings` are the calls that crossed, repeat by repeat.
+    """
+
+    runs: tuple[RepeatRun, ...]
+    arms: tuple[ArmRepeats, ...]
+    compared: tuple[Comparison, ...]
+    refused: tuple[str, ...]
+    crossings: tuple[Crossing, ...]
+
+
+def all_repeats(runs: Sequence[RepeatRun]) -> AllRepeats:
+    """Works it out; there is one repeat at least."""
+    compared, refused = _comparisons_of(runs)
+    crossings = tuple(each for run in runs for each in crossings_in(run.record, run.name))
+    return AllRepeats(tuple(runs), _arms_of(runs), compared, refused, crossings)
+
+
 def check_repeats(runs: Sequence[RepeatRun]) -> None:
     """Raises RecordError where the runs are no repeats of each other, naming what differs."""
     first, *others = runs
@@ -145,20 +174,18 @@ def _side(record: Record, arm: str = "") -> Repeats:
     return Repeats(arm, arm, (record,))
 
 
-def arms_of(runs: Sequence[RepeatRun]) -> tuple[ArmRepeats, ...]:
+def _arms_of(runs: Sequence[RepeatRun]) -> tuple[ArmRepeats, ...]:
     """Every arm that was asked for, in the order of the first repeat."""
     return tuple(
         ArmRepeats(
             arm,
-            tuple(
-                (repeat, summarise(run.record, arm)) for repeat, run in enumerate(runs, 1) if arm in run.record.arms()
-            ),
+            tuple((run, summarise(run.record, arm)) for run in runs if arm in run.record.arms()),
         )
         for arm in runs[0].record.manifest.arms
     )
 
 
-def comparisons_of(runs: Sequence[RepeatRun]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+def _comparisons_of(runs: Sequence[RepeatRun]) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
     """Every further arm against the first, repeat by repeat, and why others could not be; of whole repeats alone."""
     records = tuple(run.record for run in runs if not run.record.unfinished)
     first, *others = runs[0].record.manifest.arms

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from polystem.harness.comparison import Compared, Comparison
+from polystem.harness.comparison import Comparison, Judged
+from polystem.harness.counting import counted
 from polystem.harness.metrics import KEEPS_FLOOR
 from polystem.report.charts import Axis, Chart, Forest, ForestRow, Line, Lines, Rule
-from polystem.report.crossings import crossings_in, crossings_table, failed_by
+from polystem.report.crossings import crossings_table, failed_by
+from polystem.report.differences import NEWS, delivered_sentence, difference_words, interval_words, verdict_words
 from polystem.report.html import Picture, Table
 from polystem.report.markdown import markdown_of
 from polystem.report.package_pictures import ends_picture
 from polystem.report.page import Link, Links, Part, Tables, page_html
-from polystem.report.repeats import COUNTS, SPREADS, ArmRepeats, RepeatRun, Spread, arms_of, comparisons_of
+from polystem.report.repeats import COUNTS, SPREADS, AllRepeats, ArmRepeats, RepeatRun, Spread, all_repeats
 from polystem.report.run_page import settings_table
 from polystem.report.verdict import Sentence, Verdict, crossed_sentences, what_ran
 
@@ -22,55 +24,54 @@ __all__ = ["repeats_html", "repeats_markdown", "repeats_verdict"]
 KICKER = "Courier report of repeats"
 WALL = SPREADS[0]
 DRAWN = ("wall, s", "delivery from submission, s", "aggregate rate, tokens/s", "under the floor")
+DIFFERENT: tuple[Judged, ...] = ("better", "worse")
 
 
 def repeats_html(runs: Sequence[RepeatRun]) -> str:
     """The page of all repeats of a run, which are at least one and did the same work."""
-    arms, (compared, _) = arms_of(runs), comparisons_of(runs)
-    crossed = crossings_table([each for run in runs for each in crossings_in(run.record, run.name)])
+    found = all_repeats(runs)
+    crossed = crossings_table(found.crossings)
     parts: list[Part] = [
-        Links("The page of each repeat", tuple(Link(run.name, run.href, _of_run(run)) for run in runs)),
+        Links("The page of each repeat", tuple(Link(run.name, run.href, _of_run(run, found.arms)) for run in runs)),
         *(() if crossed is None else (Tables("Cross-talk", crossed, "failures"),)),
-        Tables("Figures over the repeats", figures_over_repeats(arms), "figures spread"),
-        *((_against_picture(compared),) if compared else ()),
-        _repeats_picture(runs, arms),
-        ends_picture("arm", [(each.arm, _ends(each)) for each in arms]),
+        Tables("Figures over the repeats", figures_over_repeats(found.arms), "figures spread"),
+        *((_against_picture(found.compared),) if found.compared else ()),
+        _repeats_picture(found.arms),
+        ends_picture("arm", [(each.arm, _ends(each)) for each in found.arms]),
         Tables("What was run, on what", settings_table(runs[0].record.manifest), "settings"),
     ]
-    return page_html(KICKER, repeats_verdict(runs), parts)
+    return page_html(KICKER, repeats_verdict(found), parts)
 
 
 def repeats_markdown(runs: Sequence[RepeatRun]) -> str:
     """The summary of all repeats, to paste beside a model."""
-    table = figures_over_repeats(arms_of(runs))
+    found = all_repeats(runs)
+    table = figures_over_repeats(found.arms)
     without_meanings = Table(table.caption, table.head[:-1], tuple(row[:-1] for row in table.rows))
     tables = {"Figures over the repeats": without_meanings}
-    compared, _ = comparisons_of(runs)
-    if compared:
-        tables["Arms against the first"] = _against_table(compared)
-    return markdown_of(KICKER, repeats_verdict(runs), tables)
+    if found.compared:
+        tables["Arms against the first"] = _against_table(found.compared)
+    return markdown_of(KICKER, repeats_verdict(found), tables)
 
 
-def repeats_verdict(runs: Sequence[RepeatRun]) -> Verdict:
+def repeats_verdict(found: AllRepeats) -> Verdict:
     """Delivered in all repeats or not, the floor held in how many, and which arm differs in what."""
-    arms, manifest = arms_of(runs), runs[0].record.manifest
-    crossings = [each for run in runs for each in crossings_in(run.record, run.name)]
-    stopped = [run.name for run in runs if run.record.unfinished]
+    arms, manifest, crossings = found.arms, found.runs[0].record.manifest, found.crossings
+    stopped = [run.name for run in found.runs if run.record.unfinished]
     whole = not stopped and all(summary.whole for arm in arms for _, summary in arm.summaries)
-    repeats = "1 repeat" if len(runs) == 1 else f"{len(runs)} repeats"
+    repeats = counted(len(found.runs), "repeat")
     said = f"{'Delivered' if whole else 'Not all delivered'} in {repeats}: {_counts(arms)}."
-    compared, refused = comparisons_of(runs)
     sentences = (
         *crossed_sentences(crossings, manifest.packages),
         *((Sentence(f"Delivered: {_counts(arms)}."),) if crossings else ()),
         *(Sentence(f"{name} was stopped before its end: this is what it had recorded.", "bad") for name in stopped),
         *_floor_sentences(arms),
         *(Sentence(f"Wall of {arm.arm}: {WALL.told(arm)} s.") for arm in arms if arm.values(WALL.of)),
-        *(Sentence(_differs(each)) for each in compared),
-        *(Sentence(each) for each in refused),
+        *(sentence for each in found.compared for sentence in _differs(each)),
+        *(Sentence(each) for each in found.refused),
     )
     head = failed_by(crossings) if crossings else said
-    what = f"{len(runs)} repeats, arms in an order that turns round; the first: {what_ran(manifest)}"
+    what = f"{repeats}, arms in an order that turns round; the first: {what_ran(manifest)}"
     return Verdict(Sentence(head, "good" if whole else "bad"), sentences, what)
 
 
@@ -96,7 +97,7 @@ def _floor_sentences(arms: Sequence[ArmRepeats]) -> Sequence[Sentence]:
             held = sum(share <= KEEPS_FLOOR for share in shares)
             found.append(
                 Sentence(
-                    f"Floor {floor_tps:g} tokens/s, {arm.arm}: held in {held} of {len(shares)} repeats; "
+                    f"Floor {floor_tps:g} tokens/s, {arm.arm}: held in {held} of {counted(len(shares), 'repeat')}; "
                     f"{min(shares):.1%} to {max(shares):.1%} of decode time was under it ({KEEPS_FLOOR:.0%} is kept).",
                     "good" if held == len(shares) else "bad",
                 )
@@ -104,22 +105,23 @@ def _floor_sentences(arms: Sequence[ArmRepeats]) -> Sequence[Sentence]:
     return found or (Sentence("No floor was set: whether the agents were fast enough is not judged."),)
 
 
-def _differs(found: Comparison) -> str:
-    differ = [figure for figure in found.figures if figure.verdict != "NOT DISTINGUISHED"]
-    told = "; ".join(f"{figure.name} {_interval(figure)}" for figure in differ)
-    words = told or "no figure is distinguished"
-    return f"{found.a.arm} over {found.b.arm}, repeat by repeat: {words}. Delivered: {found.delivered.verdict}."
+def _differs(found: Comparison) -> Sequence[Sentence]:
+    """What is better on an arm than on the first, what is worse, and whether packages were lost."""
+    pair = f"{found.a.arm} over {found.b.arm}, repeat by repeat"
+    differ = [
+        Sentence(f"{pair}: {'; '.join(f'{each.name} {difference_words(each)}' for each in figures)}.", NEWS[judged])
+        for judged in DIFFERENT
+        if (figures := [each for each in found.figures if each.judged == judged])
+    ]
+    none = Sentence(f"{pair}: no figure is distinguished.")
+    return (*(differ or (none,)), delivered_sentence(found, found.a.arm, found.b.arm))
 
 
-def _interval(figure: Compared) -> str:
-    low, high = figure.ratio.low, figure.ratio.high
-    ends = "no interval" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    return f"{figure.ratio.ratio:.3f} ({ends})"
-
-
-def _of_run(run: RepeatRun) -> str:
-    manifest, arms = run.record.manifest, arms_of((run,))
-    counts = "; ".join(f"{arm.arm} {_delivered(arm)}" for arm in arms if arm.summaries) or "no arm was begun"
+def _of_run(run: RepeatRun, arms: Sequence[ArmRepeats]) -> str:
+    manifest = run.record.manifest
+    summaries = {arm.arm: summary for arm in arms for each, summary in arm.summaries if each is run}
+    begun = [summaries[arm] for arm in manifest.arms if arm in summaries]
+    counts = "; ".join(f"{each.arm} {each.delivered} of {each.packages}" for each in begun) or "no arm was begun"
     stopped = ", stopped before its end" if run.record.unfinished else ""
     return f"{counts} delivered, arms in the order {', '.join(manifest.arms)}; {manifest.started_at}{stopped}"
 
@@ -136,7 +138,7 @@ def figures_over_repeats(arms: Sequence[ArmRepeats]) -> Table:
         for each in SPREADS
         if any(arm.values(each.of) for arm in arms)
     ]
-    head = ("figure", *(f"{arm.arm}, {len(arm.summaries)} repeats" for arm in arms), "what it means")
+    head = ("figure", *(f"{arm.arm}, {counted(len(arm.summaries), 'repeat')}" for arm in arms), "what it means")
     note = "A figure with a range is the median repeat (smallest to largest); counts are sums over the repeats."
     return Table("Each arm over its repeats", head, tuple(rows), note)
 
@@ -174,10 +176,10 @@ def _against_table(compared: Sequence[Comparison]) -> Table:
     rows = tuple(
         (
             f"{found.a.arm} over {found.b.arm}: {figure.name}",
-            _interval(figure),
+            f"{figure.ratio.ratio:.3f} ({interval_words(figure)})",
             str(figure.ratio.pairs),
             figure.better,
-            figure.verdict.replace("A ", f"{found.a.arm} "),
+            verdict_words(figure, found.a.arm),
         )
         for found in compared
         for figure in found.figures
@@ -185,18 +187,18 @@ def _against_table(compared: Sequence[Comparison]) -> Table:
     return Table("Ratios of arms", ("arms and figure", "ratio", "pairs", "better is", "verdict"), rows)
 
 
-def _repeats_picture(runs: Sequence[RepeatRun], arms: Sequence[ArmRepeats]) -> Picture:
+def _repeats_picture(arms: Sequence[ArmRepeats]) -> Picture:
     """The repeats side by side, so that a drift of the machine shows."""
     drawn = [each for each in SPREADS if each.name in DRAWN and any(arm.values(each.of) for arm in arms)]
     rows = tuple(
         (
-            f"{arm.arm}, {runs[repeat - 1].name}",
+            f"{arm.arm}, {run.name}",
             *("-" if (value := each.of(summary)) is None else format(value, each.form) for each in drawn),
             f"{summary.delivered} of {summary.packages}",
             str(summary.crossed),
         )
         for arm in arms
-        for repeat, summary in arm.summaries
+        for run, summary in arm.summaries
     )
     head = ("arm and repeat", *(each.name for each in drawn), "delivered", "cross-talk")
     return Picture(
@@ -213,8 +215,8 @@ def _by_repeat(spread: Spread, arms: Sequence[ArmRepeats]) -> Chart:
         Line(
             arm.arm,
             tuple(
-                (float(repeat), round(value, 5))
-                for repeat, summary in arm.summaries
+                (float(run.number), round(value, 5))
+                for run, summary in arm.summaries
                 if (value := spread.of(summary)) is not None
             ),
             hue,
