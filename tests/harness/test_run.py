@@ -162,6 +162,12 @@ async def test_a_number_of_another_package_ends_the_trip_and_is_told_with_both(t
     assert summarise(record, "pooled").crossed == 2, "package 1 asks for its own id"
 
 
+async def test_an_answer_that_has_no_end_is_told_with_its_turn_as_people_count_it(tmp_path: Path) -> None:
+    record = await ran(CourierServer(chat=Stubborn([said_text("and on", "length")])), tmp_path, ONE)
+    package = record.of(PackageRow, "pooled")[0]
+    assert package.detail == f"turn 1 reached max_tokens {ONE.max_output_tokens}"
+
+
 @pytest.mark.parametrize(
     ("answer", "cause", "came"),
     [
