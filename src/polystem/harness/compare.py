@@ -5,17 +5,17 @@ Knows no server. Invariant: nothing is said to differ whose interval holds 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import orjson
 
 from polystem.errors import ConfigError
 from polystem.harness.comparison import Compared, Comparison, DeliveredPairs, PairedBy, Side
 from polystem.harness.intervals import log_ratio
-from polystem.harness.metrics import ArmSummary, summarise
+from polystem.harness.measures import MEASURES, Better
+from polystem.harness.metrics import summarise
 from polystem.harness.rates import decode_windows, strict_tps
 from polystem.harness.record import Record, built, json_object
 from polystem.harness.rows import PackageRow, ToolRow, TurnRow
@@ -26,39 +26,6 @@ __all__ = ["COMPARISON_NAME", "compare", "read_comparison", "write_comparison"]
 
 COMPARISON_NAME = "compare.json"
 COMPARISON_VERSION = 2
-Better: TypeAlias = Literal["less", "more"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """A figure of one repeat: its name, unit, which way is better, and how it is read."""
-
-    name: str
-    unit: str
-    better: Better
-    of: Callable[[ArmSummary], float | None]
-
-
-_OF_REPEATS: tuple[_Figure, ...] = (
-    _Figure("wall", "s", "less", lambda s: s.wall_s),
-    _Figure(
-        "p50 of delivery from submission",
-        "s",
-        "less",
-        lambda s: None if s.delivery_from_submission_s is None else s.delivery_from_submission_s.p50,
-    ),
-    _Figure(
-        "p50 of delivery from admission",
-        "s",
-        "less",
-        lambda s: None if s.delivery_from_admission_s is None else s.delivery_from_admission_s.p50,
-    ),
-    _Figure("aggregate rate", "tokens/s", "more", lambda s: s.aggregate_tps),
-    _Figure("median stream rate", "tokens/s", "more", lambda s: None if s.window_tps is None else s.window_tps.p50),
-    _Figure("strict rate", "tokens/s", "more", lambda s: s.strict_tps),
-    _Figure("prefilled", "tokens", "less", lambda s: float(s.prefilled_tokens)),
-    _Figure("cells at peak", "cells", "less", lambda s: None if s.cells is None else float(s.cells.used_peak)),
-)
 
 
 def compare(a: Repeats, b: Repeats, *, allowed: Sequence[str] = ()) -> Comparison:
@@ -110,11 +77,13 @@ def _of_repeats(a: Repeats, b: Repeats) -> tuple[Compared, ...]:
         (summarise(ours, a.arm), summarise(theirs, b.arm)) for ours, theirs in zip(a.records, b.records, strict=False)
     ]
     found: list[Compared] = []
-    for figure in _OF_REPEATS:
-        values = [(figure.of(ours), figure.of(theirs)) for ours, theirs in pairs]
+    for each in MEASURES:
+        if each.better is None:
+            continue
+        values = [(each.of(ours), each.of(theirs)) for ours, theirs in pairs]
         known = [(ours, theirs) for ours, theirs in values if ours and theirs]
         if len(known) == len(values):
-            found.append(_compared(figure.name, figure.unit, figure.better, "repeat", known))
+            found.append(_compared(each.name, each.unit, each.better, "repeat", known))
     return tuple(found)
 
 

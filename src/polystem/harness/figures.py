@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from polystem.harness.measures import (
+    AGGREGATE_RATE,
+    CROSS_TALK,
+    HELD,
+    LOST,
+    REDUCTION,
+    RETRIED,
+    STRICT_RATE,
+    WALL,
+    WRONG_CALLS,
+    Count,
+    Measure,
+)
 from polystem.harness.metrics import ArmSummary, Percentiles
 from polystem.harness.rows import Manifest
 
@@ -108,6 +121,10 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} tokens/s"
 
 
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
 def _spread(values: Percentiles | None, unit: str) -> str:
     return "-" if values is None else f"{values.p50:.1f} {unit} ({values.p5:.1f} to {values.p95:.1f})"
 
@@ -128,7 +145,18 @@ def _add_up_text(summary: ArmSummary) -> str:
     return "yes, in every sample" if summary.cells.add_up else "NO"
 
 
-_FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
+_Row: TypeAlias = tuple[str, str, Callable[[ArmSummary], str]]
+
+
+def _counted(count: Count) -> _Row:
+    return count.name, count.meaning, lambda s: str(count.of(s))
+
+
+def _measured(measure: Measure, told: Callable[[float | None], str]) -> _Row:
+    return measure.name, measure.meaning, lambda s: told(measure.of(s))
+
+
+_FIGURES: tuple[_Row, ...] = (
     (
         "delivered",
         "Packages handed over with the right door code, of all packages.",
@@ -139,33 +167,21 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         "Packages given up, by cause.",
         lambda s: ", ".join(f"{cause} {count}" for cause, count in sorted(s.dropped_by.items())) or "none",
     ),
-    (
-        "lost",
-        "Packages without an end, or ended by what the model did not do: engine_error, timeout, refused. Must be 0.",
-        lambda s: str(s.lost),
-    ),
-    ("wrong calls", "Calls that were answered with an error.", lambda s: str(s.errors)),
-    (
-        "cross-talk",
-        "Calls with an argument that belongs to another package. Must be 0: caches were mixed up.",
-        lambda s: str(s.crossed),
-    ),
+    _counted(LOST),
+    _counted(WRONG_CALLS),
+    _counted(CROSS_TALK),
     (
         "refused",
         "Attempts at a turn that found the server full (429).",
         lambda s: str(s.refused),
     ),
-    (
-        "retried",
-        "Attempts at a turn that failed and were made again: server full, restarting or gone.",
-        lambda s: str(s.retried),
-    ),
+    _counted(RETRIED),
     (
         "pool made in",
         "Time to prefill the shared prefix, once, before the first submission; in no other figure.",
         lambda s: _seconds(s.pool_s),
     ),
-    ("wall", "From the first submission to the last delivery.", lambda s: _seconds(s.wall_s)),
+    _measured(WALL, _seconds),
     (
         "delivery from submission",
         "From the submission of a package to its delivery: median (5th to 95th percentile).",
@@ -187,11 +203,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         "Prompt tokens that had to be computed, of all prompt tokens sent; the rest was in the cache.",
         lambda s: f"{s.prefilled_tokens} of {s.prompt_tokens} tokens",
     ),
-    (
-        "aggregate rate",
-        "Output tokens of all agents over the time from the first turn to the last.",
-        lambda s: _rate(s.aggregate_tps),
-    ),
+    _measured(AGGREGATE_RATE, _rate),
     (
         "stream rate",
         "Rate of one agent in windows of 2 s of its decode time: median (5th to 95th percentile of decode time).",
@@ -202,21 +214,13 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
         "Share of stream decode time, in windows of 2 s, at a rate below the floor; and below half of it.",
         _shares,
     ),
-    (
-        "held",
-        "Time for which turns of workers that were let in were held by the gate, of all workers together.",
-        lambda s: _seconds(s.held_s),
-    ),
+    _measured(HELD, _seconds),
     (
         "advice kept",
         "Time until a refused turn was admitted, over the Retry-After it was given: median (5th to 95th percentile).",
         lambda s: _spread(s.retry_honesty, "x"),
     ),
-    (
-        "strict rate",
-        "Output tokens over turn time without tools, with queueing, retries and prefill.",
-        lambda s: _rate(s.strict_tps),
-    ),
+    _measured(STRICT_RATE, _rate),
     ("cells at peak", "KV cells in use at the fullest sample, of all cells.", _cells_text),
     (
         "naive cells at peak",
@@ -230,11 +234,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[ArmSummary], str]], ...] = (
             "-" if s.step_zero is None else f"{s.step_zero.reduction:.2f}x (S = {s.step_zero.private_tokens_mean:.0f})"
         ),
     ),
-    (
-        "reduction over time",
-        "Naive over used cells, both added up over the samples.",
-        lambda s: "-" if s.cells is None else f"{s.cells.reduction_mean:.2f}x",
-    ),
+    _measured(REDUCTION, _times),
     (
         "harness",
         "Processor time that the harness itself took, for each turn.",

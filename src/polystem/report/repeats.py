@@ -9,17 +9,24 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from polystem.errors import ConfigError, RecordError
 from polystem.harness.compare import compare
 from polystem.harness.comparison import Comparison
 from polystem.harness.counting import counted
+from polystem.harness.measures import MEASURES, Measure, Unit
 from polystem.harness.metrics import ArmSummary, summarise
 from polystem.harness.record import Record
 from polystem.harness.sides import Repeats, differences
 from polystem.report.crossings import Crossing, crossings_in
 
-__all__ = ["COUNTS", "SPREADS", "AllRepeats", "ArmRepeats", "RepeatRun", "Spread", "all_repeats", "check_repeats"]
+__all__ = ["SPREADS", "AllRepeats", "ArmRepeats", "RepeatRun", "Spread", "all_repeats", "check_repeats"]
+
+NAMED_UNITS = ("s", "tokens/s", "tokens")
+FORMS: Final[dict[Unit, str]] = {
+    "s": ".1f", "tokens/s": ".1f", "tokens": ".0f", "cells": ".0f", "agents": ".1f", "share": ".1%", "x": ".2f",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +68,21 @@ class ArmRepeats:
 class Spread:
     """A figure that is told as its median over the repeats, with the smallest and the largest."""
 
-    name: str
-    form: str
-    meaning: str
-    of: Callable[[ArmSummary], float | None]
+    measure: Measure
+
+    @property
+    def name(self) -> str:
+        """With its unit, where the name does not hold it."""
+        return f"{self.measure.name}, {self.measure.unit}" if self.measure.unit in NAMED_UNITS else self.measure.name
+
+    @property
+    def form(self) -> str:
+        """How a value is written."""
+        return FORMS[self.measure.unit]
 
     def told(self, arm: ArmRepeats) -> str:
         """median (smallest to largest), or a dash; how many repeats have it where not all do."""
-        values = arm.values(self.of)
+        values = arm.values(self.measure.of)
         if not values:
             return "-"
         few = f", {len(values)} of {counted(len(arm.summaries), 'repeat')}" if len(values) < len(arm.summaries) else ""
@@ -78,55 +92,7 @@ class Spread:
         return f"{middle} ({least} to {most}{few})"
 
 
-SPREADS: tuple[Spread, ...] = (
-    Spread("wall, s", ".1f", "From the first submission to the last delivery.", lambda s: s.wall_s),
-    Spread(
-        "delivery from submission, s",
-        ".1f",
-        "From the submission of a package to its delivery: the median package of each repeat.",
-        lambda s: None if s.delivery_from_submission_s is None else s.delivery_from_submission_s.p50,
-    ),
-    Spread(
-        "delivery from admission, s",
-        ".1f",
-        "The same from the admission of a package's first turn.",
-        lambda s: None if s.delivery_from_admission_s is None else s.delivery_from_admission_s.p50,
-    ),
-    Spread("aggregate rate, tokens/s", ".1f", "Output tokens of all agents over time.", lambda s: s.aggregate_tps),
-    Spread(
-        "stream rate, tokens/s",
-        ".1f",
-        "Rate of one agent in windows of 2 s of its decode time: the median of each repeat.",
-        lambda s: None if s.window_tps is None else s.window_tps.p50,
-    ),
-    Spread("strict rate, tokens/s", ".1f", "Output tokens over turn time without tools.", lambda s: s.strict_tps),
-    Spread("under the floor", ".1%", "Share of stream decode time below the floor.", lambda s: s.under_share),
-    Spread("under half of it", ".1%", "Share of stream decode time below half of the floor.", lambda s: s.deep_share),
-    Spread("held, s", ".1f", "Time for which turns were held by the gate, all workers together.", lambda s: s.held_s),
-    Spread("workers", ".1f", "Agents between admission and end, time average.", lambda s: s.workers_mean),
-    Spread("prefilled, tokens", ".0f", "Prompt tokens that had to be computed.", lambda s: s.prefilled_tokens),
-    Spread(
-        "cells at peak",
-        ".0f",
-        "KV cells in use at the fullest sample.",
-        lambda s: None if s.cells is None else s.cells.used_peak,
-    ),
-    Spread(
-        "reduction over time",
-        ".2f",
-        "Naive over used cells, both added up over the samples.",
-        lambda s: None if s.cells is None else s.cells.reduction_mean,
-    ),
-)
-
-
-COUNTS: tuple[tuple[str, str, Callable[[ArmSummary], int]], ...] = (
-    ("lost", "Without an end, or ended by what the model did not do. Must be 0.", lambda s: s.lost),
-    ("wrong calls", "Calls that were answered with an error.", lambda s: s.errors),
-    ("cross-talk", "Calls that named another package. Must be 0.", lambda s: s.crossed),
-    ("retried", "Attempts at a turn that were made again.", lambda s: s.retried),
-)
-"""What is added up over the repeats."""
+SPREADS: tuple[Spread, ...] = tuple(map(Spread, MEASURES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from polystem.harness.comparison import Comparison, Judged
 from polystem.harness.counting import counted
+from polystem.harness.measures import COUNTS, WALL
 from polystem.harness.metrics import KEEPS_FLOOR
 from polystem.report.charts import Axis, Chart, Forest, ForestRow, Line, Lines, Rule
 from polystem.report.crossings import crossings_table, failed_by
@@ -15,15 +16,14 @@ from polystem.report.html import Picture, Table
 from polystem.report.markdown import markdown_of
 from polystem.report.package_pictures import ends_picture
 from polystem.report.page import Link, Links, Part, Tables, page_html
-from polystem.report.repeats import COUNTS, SPREADS, AllRepeats, ArmRepeats, RepeatRun, Spread, all_repeats
+from polystem.report.repeats import SPREADS, AllRepeats, ArmRepeats, RepeatRun, Spread, all_repeats
 from polystem.report.run_page import settings_table
 from polystem.report.verdict import Sentence, Verdict, crossed_sentences, what_ran
 
 __all__ = ["repeats_html", "repeats_markdown", "repeats_verdict"]
 
 KICKER = "Courier report of repeats"
-WALL = SPREADS[0]
-DRAWN = ("wall, s", "delivery from submission, s", "aggregate rate, tokens/s", "under the floor")
+DRAWN = ("wall", "p50 of delivery from submission", "aggregate rate", "under the floor")
 DIFFERENT: tuple[Judged, ...] = ("better", "worse")
 
 
@@ -66,7 +66,7 @@ def repeats_verdict(found: AllRepeats) -> Verdict:
         *((Sentence(f"Delivered: {_counts(arms)}."),) if crossings else ()),
         *(Sentence(f"{name} was stopped before its end: this is what it had recorded.", "bad") for name in stopped),
         *_floor_sentences(arms),
-        *(Sentence(f"Wall of {arm.arm}: {WALL.told(arm)} s.") for arm in arms if arm.values(WALL.of)),
+        *(Sentence(f"Wall of {arm.arm}: {Spread(WALL).told(arm)} s.") for arm in arms if arm.values(WALL.of)),
         *(sentence for each in found.compared for sentence in _differs(each)),
         *(Sentence(each) for each in found.refused),
     )
@@ -131,12 +131,12 @@ def figures_over_repeats(arms: Sequence[ArmRepeats]) -> Table:
     rows = [
         ("delivered", *map(_delivered, arms), "Packages handed over with the right door code, of all repeats."),
         ("dropped", *map(_dropped, arms), "Packages given up in all repeats, by cause."),
-        *((name, *(str(arm.total(of)) for arm in arms), meaning) for name, meaning, of in COUNTS),
+        *((each.name, *(str(arm.total(each.of)) for arm in arms), each.meaning) for each in COUNTS),
     ]
     rows += [
-        (each.name, *(each.told(arm) for arm in arms), each.meaning)
+        (each.name, *(each.told(arm) for arm in arms), each.measure.meaning)
         for each in SPREADS
-        if any(arm.values(each.of) for arm in arms)
+        if any(arm.values(each.measure.of) for arm in arms)
     ]
     head = ("figure", *(f"{arm.arm}, {counted(len(arm.summaries), 'repeat')}" for arm in arms), "what it means")
     note = "A figure with a range is the median repeat (smallest to largest); counts are sums over the repeats."
@@ -189,11 +189,13 @@ def _against_table(compared: Sequence[Comparison]) -> Table:
 
 def _repeats_picture(arms: Sequence[ArmRepeats]) -> Picture:
     """The repeats side by side, so that a drift of the machine shows."""
-    drawn = [each for each in SPREADS if each.name in DRAWN and any(arm.values(each.of) for arm in arms)]
+    drawn = [
+        each for each in SPREADS if each.measure.name in DRAWN and any(arm.values(each.measure.of) for arm in arms)
+    ]
     rows = tuple(
         (
             f"{arm.arm}, {run.name}",
-            *("-" if (value := each.of(summary)) is None else format(value, each.form) for each in drawn),
+            *("-" if (value := each.measure.of(summary)) is None else format(value, each.form) for each in drawn),
             f"{summary.delivered} of {summary.packages}",
             str(summary.crossed),
         )
@@ -217,7 +219,7 @@ def _by_repeat(spread: Spread, arms: Sequence[ArmRepeats]) -> Chart:
             tuple(
                 (float(run.number), round(value, 5))
                 for run, summary in arm.summaries
-                if (value := spread.of(summary)) is not None
+                if (value := spread.measure.of(summary)) is not None
             ),
             hue,
             dotted=True,
