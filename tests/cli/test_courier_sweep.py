@@ -10,12 +10,13 @@ import pytest
 
 from polystem.cli.courier_sweep import exit_code
 from polystem.cli.main import run
-from polystem.harness.record import read_record
+from polystem.harness.record import RecordWriter, read_record, write_manifest
 from polystem.harness.sweep_record import Sweep, read_sweep
 from polystem.harness.world import Call, draw_packages
 from tests.cli.test_courier import in_background
 from tests.engine.remote.raw_server import Raw
 from tests.harness.courier_server import Body, CourierServer, right_call, said, said_text
+from tests.harness.records import MANIFEST, ROWS, TOOL
 from tests.report.test_sweep_page import SWEEP
 
 QUICK = ["--packages", "2", "--steps", "3", "--prefix-tokens", "1500", "--tool-delay-s", "0:0"]
@@ -137,6 +138,23 @@ def test_repeats_of_a_run_turn_round_and_are_compared(tmp_path: Path, capsys: py
     assert read_record(out / "repeat-1").manifest.arms == ("naive", "pooled")
     assert run(["courier", "compare", f"{out}:pooled", f"{out}:naive"]) == 0
     assert "pairs are repeats" in capsys.readouterr().out
+
+
+def test_a_comparison_of_a_run_in_which_a_call_crossed_says_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, more in (("a", (replace(TOOL, ok=False, cause="cross_talk", other_package=1),)), ("b", ())):
+        (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name, MANIFEST)
+        with RecordWriter(tmp_path / name) as record:
+            for row in (*ROWS[:-1], *more, ROWS[-1]):
+                record.write(row)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    head = f"FAILED by cross-talk: calls named what belongs to another package in B {a} (1)."
+    assert run(["courier", "compare", b, a]) == 6
+    assert capsys.readouterr().out.startswith(f"{head} Contexts were mixed up; trust no other figure.\n")
+    assert run(["courier", "compare", b, b]) == 0
+    assert "cross-talk" not in capsys.readouterr().out
 
 
 def test_runs_that_differ_are_not_compared_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,11 @@ from polystem.cli.courier_flags import JsonFlag, make_folder
 from polystem.harness.compare import compare as compare_sides
 from polystem.harness.compare import write_comparison
 from polystem.harness.comparison import Compared, Comparison
+from polystem.harness.failures import MIXED_UP
 from polystem.harness.sides import read_side
 
-HELP = """Compare two runs, or two sets of repeats, and say what differs.
+CROSS_TALK_EXIT_CODE = 6
+HELP = f"""Compare two runs, or two sets of repeats, and say what differs.
 
   polystem courier compare first:pooled first:naive
 
@@ -36,6 +38,9 @@ the pairs are its packages: that shows how they differ within these runs, not wh
 
 Runs that were not given the same work under the same conditions are refused, and every field that differs is named;
 --allow FIELD lets one differ that is what you mean to compare.
+
+Exit code 0: they were compared; {CROSS_TALK_EXIT_CODE}: a call of either side named another package, so caches were
+mixed up.
 """
 
 SideArgument = Annotated[str, typer.Argument(metavar="DIR[:ARM]", show_default=False)]
@@ -58,9 +63,13 @@ def compare(
         _print_comparison(found)
     if out is not None:
         print(f"comparison in {out}; see it with: polystem report {out}", file=sys.stderr)
+    if found.crossed:
+        raise typer.Exit(CROSS_TALK_EXIT_CODE)
 
 
 def _print_comparison(found: Comparison) -> None:
+    if found.crossed:
+        print(f"{found.crossed_head} {MIXED_UP}")
     title = f"A: {found.a.name} ({found.a.arm}), B: {found.b.name} ({found.b.arm}); pairs are {found.paired_by}s"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("figure", "A", "B", "A over B", "95 % interval", "pairs", "verdict"):
