@@ -9,6 +9,7 @@ import pytest
 
 from polystem.capacity.demand import Seen
 from polystem.capacity.floor import Crowd, Demand, share_under_floor
+from polystem.capacity.plan_doubt import COEFFICIENTS
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.simulation import Coefficients, Disturbance, SimEngine, SimResult, Simulation
 from polystem.capacity.step_model import Fit
@@ -96,7 +97,6 @@ def test_a_burst_on_an_engine_of_an_earlier_boot_is_in_at_once_and_stays_above_t
     assert warm.wall_s <= 1.02 * cold.wall_s
 
 
-COEFFICIENTS = ("base_s", "per_stream_s", "per_cell_s", "per_prefill_token_s", "per_read_s")
 LIES = {
     "slow": Fit.pessimistic(weight_bytes=1e9, kv_bytes_per_cell=50e3, bandwidth_bytes_s=10e9),
     "fast": Fit(1e-3, 1e-4, 1e-9, 1e-6, (3e-4, 3e-5, 3e-10, 3e-7), samples=500, noise_s=1e-4),

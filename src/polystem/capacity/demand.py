@@ -86,10 +86,10 @@ class DemandEstimate:
         self.queue_wait_s = RobustMean(1_000_000)
         self.retry_honesty = RobustMean(1_000)
         self._seen = seen
-        for _ in range(_DOUBT if seen is not None else 0):
-            assert seen is not None
-            self._think_s.add(seen.demand.think_s)
-            self._turn_tokens.add(seen.demand.turn_tokens)
+        if seen is not None:
+            for _ in range(_DOUBT):
+                self._think_s.add(seen.demand.think_s)
+                self._turn_tokens.add(seen.demand.turn_tokens)
 
     @property
     def demand(self) -> Demand:
@@ -104,7 +104,7 @@ class DemandEstimate:
         ahead: nobody is kept out by cells that workers of another day had."""
         known = self.final_cells.known
         known = self._seen.final_cells if known is None and self._seen is not None else known
-        return int(known) or None if known is not None else None
+        return int(known or 0) or None
 
     @property
     def expected_cells_per_token(self) -> float | None:

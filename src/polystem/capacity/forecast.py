@@ -5,7 +5,7 @@ Everything is a function of the last `refresh`: between two of them answers do n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_on_line
 from polystem.capacity.step_model import StepLoad
@@ -80,14 +80,15 @@ class Forecast:
         By the mean number k that decodes: of N workers, those who are not thinking, k = N * L*tau(k) / (Z + L*tau(k)).
         With a floor no more of them than keep it: the turns of the others wait, while their cells are read.
         """
-        key = (workers, _rounded(self._outside.cells_read + extra_cells), floor_tps)
+        crowd = self._crowd(extra_cells)
+        key = (workers, crowd.cells_read, floor_tps)
         known = self._fleets.get(key)
         if known is None:
-            known = self._fleets[key] = self._fleet_tps(workers, key[1], floor_tps)
+            known = self._fleets[key] = self._fleet_tps(workers, crowd, floor_tps)
         return known
 
-    def _fleet_tps(self, workers: int, cells_read: int, floor_tps: float | None) -> float:
-        times = self._times_at(cells_read)
+    def _fleet_tps(self, workers: int, crowd: Crowd, floor_tps: float | None) -> float:
+        times = self._times_at(crowd.cells_read)
         think_s, turn_tokens = self._demand.think_s, self._demand.turn_tokens
         streams = float(workers)
         for _ in range(_ROUNDS):
@@ -96,7 +97,6 @@ class Forecast:
             if before - streams < 0.01 * streams:
                 break
         if floor_tps is not None:
-            crowd = replace(self._crowd(0), cells_read=cells_read)
             streams = min(streams, max(1, most_at_floor(floor_tps, _Undoubted(times), crowd, workers)))
         return streams / times.mean_at(streams + self._outside.foreign)
 

@@ -72,8 +72,8 @@ class FloorGate:
     """Decides by a step model how many workers keep the floor.
 
     `rule` replaces the newcomer's test, to compare; the turn gate, the ladder and the prefill budget are then off.
-    `seen` is what an earlier boot saw on this engine, whose fit `model` began with: the gate then does not wait for
-    steps before it believes the model.
+    `seen` is what an earlier boot saw on this engine, whose fit `model` began with: the gate then waits for a few steps
+    alone before it believes the model.
     """
 
     def __init__(

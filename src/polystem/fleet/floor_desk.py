@@ -90,8 +90,7 @@ class FloorDesk:
     """The asyncio side of one floor gate.
 
     `offload` gives up the cells of a session that stands still.
-    `faults` counts failures of the gate itself: they are
-    logged, and the desk goes on.
+    `faults` counts failures of the gate itself: they are logged, and the desk goes on.
     """
 
     def __init__(

@@ -73,38 +73,38 @@ ACTIONS = st.lists(
 )
 
 
+def act(cells: CellMap, action: str, sequence: int, number: int) -> None:
+    """Does it where it can be done."""
+    if action == "place" and number <= cells.cells_free:
+        cells.place(rows(sequence, number))
+    elif action == "lend" and not cells.length(number) and sequence != number:
+        cells.lend(sequence, number, cells.length(sequence) // 2)
+    elif action == "trim":
+        cells.trim(sequence, min(number, cells.length(sequence)))
+    elif action == "relend" and sequence != number and cells.length(number):
+        freed = cells.cells_free
+        shared = min(cells.length(sequence), cells.length(number))
+        assert cells.relend(sequence, number, shared) == cells.cells_free - freed
+    elif action == "close" and (move := cells.plan_move(sequence)):
+        before = cells.cells_used
+        cells.move(move)
+        assert 0 < move.cells <= sequence
+        assert cells.cells_used == before
+
+
 @given(ACTIONS)
 def test_used_cells_are_the_union_of_all_paths(actions: list[tuple[str, int, int]]) -> None:
     cells = CellMap(cells_total=200, physical_cells=256)
-    for action, sequence, number in actions:
-        if action == "place" and number <= cells.cells_free:
-            cells.place(rows(sequence, number))
-        elif action == "lend" and not cells.length(number) and sequence != number:
-            cells.lend(sequence, number, cells.length(sequence) // 2)
-        elif action == "trim":
-            cells.trim(sequence, min(number, cells.length(sequence)))
-        elif action == "relend" and sequence != number and cells.length(number):
-            freed = cells.cells_free
-            shared = min(cells.length(sequence), cells.length(number))
-            assert cells.relend(sequence, number, shared) == cells.cells_free - freed
-        elif action == "close" and (move := cells.plan_move(sequence)):
-            before = cells.cells_used
-            cells.move(move)
-            assert 0 < move.cells <= sequence
-            assert cells.cells_used == before
+    for each in actions:
+        act(cells, *each)
         cells.check_integrity()
 
 
 @given(ACTIONS)
 def test_moves_end_with_no_free_cell_below_a_used_one(actions: list[tuple[str, int, int]]) -> None:
     cells = CellMap(cells_total=200, physical_cells=256)
-    for action, sequence, number in actions:
-        if action == "place" and number <= cells.cells_free:
-            cells.place(rows(sequence, number))
-        elif action == "lend" and not cells.length(number) and sequence != number:
-            cells.lend(sequence, number, cells.length(sequence) // 2)
-        elif action == "trim":
-            cells.trim(sequence, min(number, cells.length(sequence)))
+    for each in actions:
+        act(cells, *each)
     lengths = [cells.length(sequence) for sequence in range(4)]
     own = [cells.own_cells(sequence) for sequence in range(4)]
     for _ in range(200):
