@@ -136,6 +136,17 @@ def test_a_gap_that_is_closed_is_read_no_more() -> None:
     cells.check_integrity()
 
 
+def test_moved_cells_keep_their_order() -> None:
+    cells = CellMap(cells_total=512, physical_cells=512)
+    cells.place(rows(0, 40))
+    cells.place(rows(1, 50))
+    cells.trim(0, 0)
+    move = cells.plan_move(20)
+    assert move is not None
+    cells.move(move)
+    assert cells._paths[1] == [*range(40, 70), *range(20)]  # pyright: ignore[reportPrivateUsage]
+
+
 def test_the_highest_cells_go_first_and_no_more_than_asked() -> None:
     cells = CellMap(cells_total=512, physical_cells=512)
     cells.place(rows(0, 100))
@@ -177,14 +188,45 @@ class Twin:
 COUNTS = re.compile(r"find_slot: stream\[0\], n = +(\d+), used = +(\d+), head = +(\d+)")
 
 
+def twin_of(path: Path) -> tuple[NativeModel, Twin]:
+    """A context whose debug log tells its cells."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLAMA_KV_CACHE_DEBUG", "1")
+        model = NativeModel(path, repack=False)
+        return model, Twin(model, path)
+
+
+@pytest.mark.native
+def test_llama_cpp_moves_cells_in_the_order_that_the_mirror_has_them(bundled_model: Path) -> None:
+    """Which cells the end of a path has shows as soon as it is dropped."""
+    model, twin = twin_of(bundled_model)
+    log, lines = open_library(), deque[str](maxlen=200)
+    log.debug_lines = lines
+    try:
+        twin.place(0, 40)
+        twin.place(1, 50)
+        for memory in (twin.context, twin.cells):
+            memory.trim(0, 0)
+        move = twin.cells.plan_move(20)
+        assert move is not None
+        twin.context.move(move, 6)
+        twin.cells.move(move)
+        for memory in (twin.context, twin.cells):
+            memory.trim(1, 40)
+        top, used, head = twin.native_counts(lines)
+        assert (top, used, head) == (70, 40, 10)
+        assert (twin.cells._top, twin.cells.cells_used, twin.cells._head) == (top, used, head)  # pyright: ignore[reportPrivateUsage]
+    finally:
+        log.debug_lines = None
+        twin.context.close()
+        model.close()
+
+
 @pytest.mark.native
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_the_mirror_agrees_with_llama_cpp(data: st.DataObject, bundled_model: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLAMA_KV_CACHE_DEBUG", "1")
-        model = NativeModel(bundled_model, repack=False)
-        twin = Twin(model, bundled_model)
+    model, twin = twin_of(bundled_model)
     log = open_library()
     lines = deque[str](maxlen=200)
     log.debug_lines = lines
