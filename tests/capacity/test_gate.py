@@ -619,6 +619,19 @@ def test_a_continuation_that_would_push_the_others_under_the_floor_is_held_and_c
     assert let(stage.passes(1.0))[:2] == ["w0", "w1"]
 
 
+def test_a_turn_is_judged_by_the_contexts_of_now_however_small_they_were_in_the_steps_that_were_measured() -> None:
+    machine = Coefficients(0.01, 0.0001, 1e-5)
+    stage = filled(3, machine=machine)
+    stage.end("w0")
+    stage.passes(3.0)
+    stage.cells["w1"] = 6500
+    assert machine.step_s(StepLoad(2, 6500)) > 1 / 14
+    stage.passes(0.2)
+    assert stage.view.measured_tps is not None
+    assert stage.view.measured_tps > 14, "most of the steps that count were short"
+    assert isinstance(stage.arrive("w0"), Wait)
+
+
 def test_held_turns_go_by_the_age_of_their_workers_until_one_has_waited_for_long() -> None:
     stage = filled(11)
     stage.end("w0", "w1", "w2")

@@ -57,6 +57,17 @@ def test_prompts_take_their_part_of_the_time() -> None:
     assert meter.prefill_share(1.0) == 0.5
 
 
+def test_what_steps_carried_is_a_mean_over_the_window_of_their_rate() -> None:
+    meter = StepMeter(window_s=2.0)
+    meter.new_steps([step(0.1 * index, decoding=1, cells=100, prefill=8) for index in range(10)], 1.0)
+    meter.new_steps([step(1 + 0.1 * index, decoding=3, cells=500) for index in range(10)], 2.0)
+    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (2.0, 300.0, 4.0)
+    meter.new_steps([], 3.5)
+    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (3.0, 500.0, 0.0)
+    meter.restarted()
+    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (0.0, 0.0, 0.0)
+
+
 def test_an_engine_that_began_anew_may_have_another_clock() -> None:
     meter = StepMeter()
     meter.new_steps([step(1000.0)], 1.0)

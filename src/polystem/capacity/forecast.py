@@ -110,9 +110,9 @@ class Forecast:
         crowd = self._crowd(extra_cells)
         return self._times_at(crowd.cells_read).mean_s(crowd.load(streams))
 
-    def mean_now_s(self, streams: float) -> float:
-        """tau with so many streams, others' included, and the cells of now; a mean of streams may be given."""
-        return self._times_at(_rounded(self._outside.cells_read)).mean_at(streams)
+    def mean_of_s(self, streams: float, cells_read: float) -> float:
+        """tau with so many streams, others' included, and so many cells in all; means of several steps may be given."""
+        return self._times_at(_rounded(int(cells_read))).mean_at(streams)
 
     def most_streams(self, floor_tps: float, limit: int) -> int:
         """k*: how many streams of ours may decode at once."""

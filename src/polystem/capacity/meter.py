@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from math import exp
 
 from polystem.capacity.facts import Step
+from polystem.capacity.step_model import StepLoad
 
 __all__ = ["StepMeter"]
 
@@ -30,9 +31,9 @@ class StepMeter:
         self._window_s = window_s
         self._least_steps = least_steps
         self._last_at: float | None = None
-        self._recent: deque[tuple[float, float, int, int]] = deque()
+        self._recent: deque[tuple[float, float, StepLoad]] = deque()
         self._recent_s = 0.0
-        self._recent_streams = self._recent_prompts = 0
+        self._recent_streams = self._recent_cells = self._recent_prompts = 0
         self._seen_s = 0.0
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
@@ -82,14 +83,18 @@ class StepMeter:
         if self._recent and now_s - self._recent[-1][0] > max(self._window_s, 3 * self._recent[-1][1]):
             self._clear_recent()
         while len(self._recent) > self._least_steps and self._recent[0][0] < now_s - self._window_s:
-            _, duration_s, streams, prompts = self._recent.popleft()
-            self._recent_s -= duration_s
-            self._recent_streams -= streams
-            self._recent_prompts -= prompts
+            _, duration_s, load = self._recent.popleft()
+            self._count_recent(load, -duration_s, -1)
+
+    def _count_recent(self, load: StepLoad, duration_s: float, sign: int) -> None:
+        self._recent_s += duration_s
+        self._recent_streams += sign * load.decoding
+        self._recent_cells += sign * load.cells_read
+        self._recent_prompts += sign * load.prefill_tokens
 
     def _clear_recent(self) -> None:
         self._recent.clear()
-        self._recent_s, self._recent_streams, self._recent_prompts = 0.0, 0, 0
+        self._recent_s, self._recent_streams, self._recent_cells, self._recent_prompts = 0.0, 0, 0, 0
 
     def _take(self, step: Step, now_s: float) -> None:
         self._cells_read = step.load.cells_read
@@ -98,10 +103,8 @@ class StepMeter:
         self.samples += 1
         self.most_decoding = max(self.most_decoding, step.load.decoding)
         (heapq.heappush if len(self._largest) < _CARRIED else heapq.heappushpop)(self._largest, step.load.decoding)
-        self._recent.append((now_s, step.duration_s, step.load.decoding, step.load.prefill_tokens))
-        self._recent_s += step.duration_s
-        self._recent_streams += step.load.decoding
-        self._recent_prompts += step.load.prefill_tokens
+        self._recent.append((now_s, step.duration_s, step.load))
+        self._count_recent(step.load, step.duration_s, 1)
         kept = exp(-step.duration_s / _SHARE_OVER_S)
         self._seen_s = self._seen_s * kept + step.duration_s
         self._prefilled_tokens = self._prefilled_tokens * kept + step.load.prefill_tokens
@@ -127,6 +130,11 @@ class StepMeter:
     def measured_streams(self) -> float:
         """Mean number of streams, others' included, in the steps of `measured_tps`."""
         return self._recent_streams / max(1, len(self._recent))
+
+    @property
+    def measured_cells(self) -> float:
+        """Mean number of cells read in those steps."""
+        return self._recent_cells / max(1, len(self._recent))
 
     @property
     def measured_prompt_tokens(self) -> float:

@@ -230,17 +230,18 @@ class Seating:
     def _step_with(self, streams: int, more_cells: int) -> float:
         """The mean step with so many of our streams and so many cells more, with room for prompts.
 
-        The steps of the last seconds say how long the streams of now take; the model says what more streams and cells
-        make of that. Without such steps the model has to say it all. What prompts took is left out first: the prefill
-        budget fills a step up to the floor however few decode. Room for them is as much as they took lately, or in the
-        long run where that is less, so that a backlog of prompts without end leaves half of the time to streams.
+        The steps of the last seconds say how long what they carried took; the model says what the streams and cells of
+        now, and more, make of that. Without such steps the model has to say it all. What prompts took is left out
+        first: the prefill budget fills a step up to the floor however few decode. Room for them is as much as they took
+        lately, or in the long run where that is less, so that a backlog of prompts without end leaves half of the time
+        to streams.
         """
         forecast, meter = self._parts.forecast, self._parts.meter
         predicted_s, share = forecast.mean_s(streams, more_cells), forecast.outside.prefill_share
         if meter.measured_tps is not None:
             step_s = 1 / meter.measured_tps
             prompts_s = min(meter.measured_prompt_tokens * forecast.outside.prompt_token_s, _MOST_FOR_PROMPTS * step_s)
-            predicted_s *= (step_s - prompts_s) / forecast.mean_now_s(meter.measured_streams)
+            predicted_s *= (step_s - prompts_s) / forecast.mean_of_s(meter.measured_streams, meter.measured_cells)
             share = min(share, prompts_s / step_s)
         return predicted_s / (1 - share)
 
