@@ -8,11 +8,12 @@ before it have learned, as a server does that was up before; "cold" knows nothin
 what one stream gets when all sixteen decode at once, measured first in the same run, so sixteen are past the knee. A
 stream is under the floor in a window of 2 s of its decode time whose rate is below it.
 
- 1. Every fixed limit of a grid, once. The fastest that keep the floor are candidates.
+ 1. Every fixed limit, once (a quick run: one of them). The fastest that keep the floor are candidates.
  2. No gate, the candidates and ours, in an order that turns round: those of a round are pairs. The candidate to beat is
     the fastest whose mean share over its rounds keeps the floor. Then ours cold, and the measured-mean gate.
  3. Three disturbances: foreign load, a context that grows fivefold, tools that become fast. How long until the floor
-    holds again, and whether any fixed limit does as well as ours on all three; one that fails on one runs no further.
+    holds again, and whether any fixed limit does as well as ours on all three, in most of its rounds; one that fails on
+    one runs no further.
  4. A prompt of 6,000 tokens that arrives while eight decode, with the prefill budget and without.
 
 Each model has a record of its own; without --model both are measured. 3 and 4 are measured on courier-nano alone. A
@@ -81,11 +82,12 @@ class Size:
     prompt_rounds: int = 0
 
 
+EACH_LIMIT = tuple(range(1, PACKAGES))
 FULL = {
-    SMOLLM2: Size(crowd_rounds=3, limits=(5, 6, 8), candidates=1, pairs=5, others=2),
+    SMOLLM2: Size(crowd_rounds=3, limits=EACH_LIMIT, candidates=2, pairs=5, others=2),
     NANO: Size(
-        crowd_rounds=3, limits=(5, 6, 8, 10), candidates=2, pairs=5, others=2, kinds=tuple(KINDS), disturbed_rounds=1,
-        rival_limits=(4, 6, 8, 12), prompt_rounds=1,
+        crowd_rounds=3, limits=EACH_LIMIT, candidates=2, pairs=5, others=2, kinds=tuple(KINDS), disturbed_rounds=3,
+        rival_limits=EACH_LIMIT, prompt_rounds=3,
     ),
 }  # fmt: skip
 QUICK = Size(crowd_rounds=1, limits=(8,), candidates=1, pairs=1, others=1, prompt_rounds=1)

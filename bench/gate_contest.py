@@ -23,7 +23,7 @@ from polystem.harness.intervals import abba
 from polystem.harness.rates import stream_windows
 from polystem.harness.rows import TurnRow
 
-__all__ = ["COLD", "MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "static"]
+__all__ = ["COLD", "MEASURED_MEAN", "NO_GATE", "OURS", "SLOWER", "Contest", "Disturbed", "Rival", "make_arm", "static"]
 
 NO_GATE, MEASURED_MEAN, OURS, COLD = "no gate", "measured mean", "floor gate", "floor gate, cold"
 SLOWER = 1.05
@@ -133,7 +133,7 @@ class Contest:
 
     async def alone_tps(self, kind: str) -> float:
         """The rate of one worker by itself while a disturbance lasts: a floor above it is out of anybody's reach."""
-        planned = disturbance(kind, self.load, after_s=ALONE_AFTER_S, lasts_s=ALONE_LASTS_S, slow_s=ALONE_LASTS_S)
+        planned = disturbance(kind, self.load, after_s=ALONE_AFTER_S, lasts_s=ALONE_LASTS_S, slow_s=0.0)
         run = await run_arm(
             self.machine, make_arm(static(1), self.floor_tps), planned.load, disturb=planned.disturb,
             limit_s=ALONE_AFTER_S + ALONE_LASTS_S,
@@ -146,28 +146,36 @@ class Contest:
     async def rivals(self, limits: Sequence[int], ours: dict[str, list[Disturbed]]) -> list[Rival]:
         """Every fixed limit under one disturbance after the other, as long as it does as well as ours."""
         marks = {kind: _medians([run.outcome for run in runs]) for kind, runs in ours.items()}
-        return [await self._rival(limit, marks) for limit in limits]
+        rounds = max((len(runs) for runs in ours.values()), default=0)
+        return [await self._rival(limit, marks, rounds) for limit in limits]
 
-    async def _rival(self, limit: int, marks: dict[str, ArmPoint]) -> Rival:
+    async def _rival(self, limit: int, marks: dict[str, ArmPoint], rounds: int) -> Rival:
+        """It does as well where it does in most rounds, so that one bad moment of the machine decides nothing."""
         run = None
         for passed, (kind, mark) in enumerate(marks.items()):
-            run = await self._disturbed(static(limit), kind, SLOWER * mark.wall_s + 1)
-            if not as_good(run.outcome.point, mark, slower=SLOWER):
+            good = bad = 0
+            while max(good, bad) * 2 <= rounds:
+                run = await self._disturbed(static(limit), kind, SLOWER * mark.wall_s + 1)
+                is_good = as_good(run.outcome.point, mark, slower=SLOWER)
+                good, bad = good + is_good, bad + (not is_good)
+            if run is not None and bad > good:
                 return Rival(limit, passed, kind, run.outcome)
         assert run is not None
         return Rival(limit, len(marks), None, run.outcome)
 
     async def _disturbed(self, name: str, kind: str, limit_s: float) -> Disturbed:
-        """A quarter into the time of our undisturbed run, for long enough to see whether the floor comes back; slow
-        tools for as long as that run, which is several calls of each."""
+        """Foreign load a quarter into the time of our undisturbed run, for long enough to see whether the floor comes
+        back; a slow tool takes an eighth of that time."""
         wall_s = statistics.median(outcome.wall_s for outcome in self.outcomes[OURS])
         planned = disturbance(
-            kind, self.load, after_s=wall_s / 4, lasts_s=max(wall_s / 2, DISTURBED_LEAST_S), slow_s=wall_s
+            kind, self.load, after_s=wall_s / 4, lasts_s=max(wall_s / 2, DISTURBED_LEAST_S), slow_s=wall_s / 8
         )
         run = await run_arm(self.machine, self._arm(name), planned.load, disturb=planned.disturb, limit_s=limit_s)
         outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
         until_s = min(planned.ended_s, max((turn.last_token_s for turn in turns), default=0.0))
-        again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
+        again_s = 0.0
+        if planned.begun_s < until_s:  # a run that was cut may not have come so far
+            again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
         tell(f"{self.machine.model}, {name}, {kind}: the floor holds again after {again_s:.1f} s; {outcome}")
         return Disturbed(kind, outcome, again_s)
 

@@ -20,7 +20,7 @@ from polystem.messages import Request
 
 __all__ = ["KINDS", "Disturbance", "Foreign", "Grown", "Quickened", "disturbance"]
 
-FOREIGN_STREAMS = 2
+FOREIGN_STREAMS = 4
 FOREIGN_PROMPT_TOKENS = 32
 FOREIGN_OUTPUT_TOKENS = 64
 BURN = """
@@ -31,9 +31,9 @@ while True:
         pass
     time.sleep({idle})
 """
-BUSY_S, IDLE_S = 0.01, 0.09
+BUSY_S, IDLE_S = 0.02, 0.02
 GROWTH = 5
-SLOW_TOOL_S = 4.0
+SLOW_STEPS_SHARE = 2 / 3
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Disturbance:
 
 
 class Foreign(Disturbance):
-    """Streams that came past the gate and a process that takes a tenth of a core, for a while."""
+    """Streams that came past the gate and a process that takes half of a core, for a while."""
 
     def __init__(self, load: Load, *, after_s: float, lasts_s: float) -> None:
         super().__init__(load)
@@ -117,23 +117,31 @@ def _with_growth(load: Load, step: int) -> Load:
 
 
 class Quickened(Disturbance):
-    """Tools take long at first, then no longer than was drawn."""
+    """Tools are slow in the first two thirds of each package's steps, then no longer than was drawn.
 
-    def __init__(self, load: Load, *, after_s: float) -> None:
-        super().__init__(replace(load, gap_s=self._gap_s), begun_s=after_s)
+    By steps, not by the clock: tools take the same in every arm. It begins with the first call that is fast.
+    """
+
+    def __init__(self, load: Load, *, slow_s: float) -> None:
+        super().__init__(replace(load, gap_s=self._gap_s))
+        self._slow_s = slow_s
+        self._slow_steps = round(load.settings.steps * SLOW_STEPS_SHARE)
 
     def _gap_s(self, package: Package, step: int, at_s: float) -> float:
-        return SLOW_TOOL_S if at_s < self.begun_s else planned_gap_s(package, step, at_s)
+        if step < self._slow_steps:
+            return self._slow_s
+        self.begun_s = min(self.begun_s, at_s)
+        return planned_gap_s(package, step, at_s)
 
 
 KINDS: Sequence[str] = ("foreign load", "a context that grows fivefold", "tools that become fast")
 
 
 def disturbance(kind: str, load: Load, *, after_s: float, lasts_s: float, slow_s: float) -> Disturbance:
-    """A fresh one for one run, beginning about `after_s` into it; tools become fast after `slow_s`."""
+    """A fresh one for one run; foreign load comes after `after_s` for `lasts_s`, a slow tool takes `slow_s`."""
     if kind == KINDS[0]:
         return Foreign(load, after_s=after_s, lasts_s=lasts_s)
     if kind == KINDS[1]:
         return Grown(load, step=load.settings.steps // 4)
     assert kind == KINDS[2]
-    return Quickened(load, after_s=slow_s)
+    return Quickened(load, slow_s=slow_s)
