@@ -123,12 +123,16 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class ArmRun:
-    """A run of one arm: its record and what was seen of its gate. A `cut` one was ended before its last package."""
+    """A run of one arm: its record and what was seen of its gate. A `cut` one was ended before its last package.
+
+    `cells_moved` is how many the engine moved to close gaps.
+    """
 
     arm: str
     record: Record
     watch: Watch
     cut: bool = False
+    cells_moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +160,16 @@ class Machine:
     model: str
     sequences: int = 64
     clock: SystemClock = field(default_factory=SystemClock)
+    close_gaps: bool = True
 
     @asynccontextmanager
     async def fleet(
         self, cells: int, floor: FloorSettings | None, fits: FitStore | None = None
     ) -> AsyncGenerator[Fleet, None]:
         """A fleet that has just started, with an engine of its own."""
-        settings = LlamaSettings(model_path=model_path(self.model), cells=cells, sequences=self.sequences)
+        settings = LlamaSettings(
+            model_path=model_path(self.model), cells=cells, sequences=self.sequences, close_gaps=self.close_gaps
+        )
         fleet = Fleet(LlamaEngine(settings, clock=self.clock), clock=self.clock, floor=floor, fits=fits)
         try:
             await fleet.start()
@@ -305,8 +312,9 @@ async def run_arm(
                 record.write(_arm_row(arm.name, "start", stage, pool.pool_id))
                 cut = await _run(Crew(stage, arm.name, pool.pool_id, record), stage, watch, disturb, limit_s)
                 record.write(_arm_row(arm.name, "end", stage, pool.pool_id))
+            cells_moved = fleet.engine.statistics().cells_moved
         write_manifest(folder, _manifest(machine, load, arm.name))
-        return ArmRun(arm.name, read_record(folder), watch, cut)
+        return ArmRun(arm.name, read_record(folder), watch, cut, cells_moved)
 
 
 async def _run(crew: Crew, stage: Stage, watch: Watch, disturb: Disturb | None, limit_s: float) -> bool:
