@@ -23,7 +23,7 @@ class Stage:
 
     `tokens` are those of each turn that was let in and has not ended, `cells` the private cells of each worker; a turn
     in `stuck` waits inside for what others hold. `decided` counts actions by kind. With `backlog` each step takes
-    as many prompt tokens of others as the gate allows.
+    as many prompt tokens of others as the gate allows; `backlog_tokens` are told to be unread.
     Twelve streams keep a floor of 14 on this machine, thirteen do not.
     """
 
@@ -49,6 +49,7 @@ class Stage:
         self.slowdown = 1.0
         self.foreign = 0
         self.backlog = False
+        self.backlog_tokens = 0
         self.pool_cells = 0
         self.cells_total = cells_total
         self.seats_total = seats_total
@@ -122,6 +123,7 @@ class Stage:
             Facts(
                 steps=tuple(self._steps[-200:]),
                 decoding=len(active) + self.foreign,
+                prefill_backlog_tokens=self.backlog_tokens,
                 cells_total=self.cells_total,
                 cells_used=self.pool_cells + sum(self.cells.values()),
                 pool_cells=self.pool_cells,

@@ -22,6 +22,11 @@ from tests.capacity.gate_stage import Stage, filled, let
 NO_FLOOR = FloorPolicy()
 
 
+def most_streams(stage: Stage) -> int:
+    assert stage.gate.seen is not None
+    return stage.gate.seen.most_streams
+
+
 def test_the_first_worker_goes_at_once() -> None:
     assert Stage().arrive("a") == Go()
 
@@ -190,9 +195,20 @@ def test_what_an_earlier_boot_has_seen_is_not_waited_for_again() -> None:
 
 def test_the_streams_that_were_carried_are_told_to_the_next_boot() -> None:
     stage = filled(11)
-    assert stage.gate.seen.most_streams == 11
-    assert Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30)).gate.seen.most_streams == 30
-    assert Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30), samples=9).gate.seen.most_streams == 1
+    stage.end("w0")
+    assert most_streams(stage) == 11
+    assert most_streams(Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30))) == 30
+    assert most_streams(Stage(seen=Seen(Demand(0.0, 40.0), most_streams=30), samples=9)) == 1
+
+
+def test_a_boot_that_saw_no_turn_end_tells_the_next_one_nothing() -> None:
+    stage = Stage(samples=60)
+    stage.arrive("w0")
+    stage.passes(3.0)
+    assert stage.gate.seen is None
+    stage.end("w0")
+    assert stage.gate.seen is not None
+    assert stage.gate.seen.demand.turn_tokens > 40
 
 
 def test_a_fit_that_has_seen_next_to_nothing_is_waited_for_again() -> None:
@@ -221,14 +237,27 @@ def test_think_time_is_no_shorter_from_boot_to_boot() -> None:
     seen = Seen(Demand(think_s=8.0, turn_tokens=50.0), final_cells=700.0, cells_per_token=1.5, most_streams=3)
     for _ in range(5):
         gate = FloorGate(GateSettings(), StepModel(Stage().machine.fit()), seen=seen)
+        assert gate.seen is not None
         seen = gate.seen
     assert seen == Seen(Demand(8.0, 50.0), 700.0, 1.5, 3)
 
 
 def test_what_was_carried_survives_a_new_start_of_the_engine() -> None:
     stage = filled(11)
+    stage.end("w0")
     stage.gate.engine_restarted(stage.now_s)
-    assert stage.gate.seen.most_streams == 11
+    assert most_streams(stage) == 11
+
+
+def test_an_engine_that_ends_before_much_was_seen_leaves_as_much_to_be_waited_for() -> None:
+    stage = Stage(fit=replace(Stage().machine.fit(), samples=0))
+    stage.arrive("w0")
+    stage.passes(0.3)
+    stage.gate.engine_restarted(stage.now_s)
+    stage.arrive("w1")
+    stage.passes(0.3)
+    assert stage.view.fit_samples < 40
+    assert stage.view.binding == "settling"
 
 
 def test_a_denial_is_worked_out_once_for_a_look_and_a_new_policy_is_looked_at_at_once(
@@ -503,6 +532,41 @@ def test_a_floor_of_its_own_can_only_be_higher() -> None:
     assert isinstance(stage.arrive("modest", policy=FloorPolicy(floor_tps=1)), Wait)
 
 
+def test_who_asks_for_a_floor_that_nobody_can_have_is_passed_by_all_others() -> None:
+    stage = filled(3)
+    greedy = stage.arrive("greedy", "one", policy=FloorPolicy(floor_tps=1e5))
+    assert isinstance(greedy, Wait)
+    assert greedy.reason == "floor unreachable"
+    assert isinstance(stage.arrive("also greedy", "one", policy=FloorPolicy(floor_tps=1e5)), Wait)
+    stage.arrive("modest", "two")
+    assert "modest" in let(stage.passes(1.0))
+    stage.close("w0", "w1", "w2", "modest")
+    assert stage.gate.state_of("greedy") == "live"
+    stage.arrive("later")
+    assert "later" in let(stage.passes(20.0)), "a floor that cannot be kept keeps nobody out"
+
+
+def test_a_floor_is_out_of_reach_where_one_alone_is_below_it_and_not_for_the_cells_of_others() -> None:
+    stage = filled(2, machine=Coefficients(0.01, 0.001, 2e-6))
+    stage.cells.update(w0=20_000, w1=20_000)
+    stage.passes(3.0)
+    verdict = stage.arrive("new")
+    assert isinstance(verdict, Wait)
+    assert verdict.reason != "floor unreachable"
+    assert not stage.view.floor_unreachable
+
+
+def test_cells_that_were_let_in_and_not_read_yet_count_for_the_next_newcomer() -> None:
+    for backlog_tokens, least, most in ((0, 1, 3), (20_000, 0, 0)):
+        stage = filled(11, machine=Coefficients(0.01, 0.0001, 2e-6), cells_total=1_000_000, least_gain=0.05)
+        stage.close(*(f"w{index}" for index in range(2, 11)))
+        stage.passes(3.0)
+        stage.backlog_tokens = backlog_tokens
+        stage.observe()
+        goes = [stage.arrive(f"new{index}", cells=9_000) == Go() for index in range(6)]
+        assert least <= sum(goes) <= most
+
+
 def test_so_many_are_guaranteed_whatever_the_floor_says() -> None:
     stage = Stage(samples=60, policy=FloorPolicy(floor_tps=40, guarantee_min_sessions=3))
     verdicts = [stage.arrive(name) for name in "abcd"]
@@ -617,6 +681,48 @@ def test_a_continuation_that_would_push_the_others_under_the_floor_is_held_and_c
     assert (stage.view.held, stage.view.queued) == (2, 1)
     stage.foreign = 0
     assert let(stage.passes(1.0))[:2] == ["w0", "w1"]
+
+
+def test_a_turn_is_judged_with_the_cells_that_its_prompt_brings_and_not_with_those_kept_for_its_output() -> None:
+    for cells, reserve_tokens, waits in ((30_000, 0, True), (30_000, 29_990, False), (10, 0, False)):
+        stage = filled(3, machine=Coefficients(0.02, 0.0001, 2e-6))
+        stage.end("w0")
+        stage.passes(3.0)
+        ask = Ask("w0", "default", cells=cells, reserve_tokens=reserve_tokens)
+        assert isinstance(stage.gate.arrive(ask, stage.now_s), Wait) == waits
+
+
+def test_a_context_that_was_reclaimed_behind_the_gate_comes_back_with_its_turn() -> None:
+    stage = filled(3, machine=Coefficients(0.02, 0.0001, 2e-6))
+    stage.end("w0")
+    stage.cells["w0"] = 30_000
+    stage.passes(0.2)
+    del stage.cells["w0"]
+    stage.passes(3.0)
+    assert isinstance(stage.arrive("w0", cells=30_000), Wait)
+
+
+def test_prompts_that_were_read_are_priced_by_the_cells_of_then() -> None:
+    machine = Coefficients(0.01, 0.0, 0.0, 0.0, per_read_s=1e-6)
+    stage = filled(3, machine=machine)
+    stage.end("w0")
+    stage.passes(3.0)
+
+    def seen(load: StepLoad, at_s: float) -> Step:
+        return Step(load, machine.step_s(load), at_s)
+
+    begun_s = stage.now_s + 100
+    steps = [seen(StepLoad(2, 1000, 16), begun_s + index / 30) for index in range(60)]
+    stage.cells["w1"] = 12_000
+    stage.now_s += 2.0
+    facts = Facts(
+        steps=(*steps, seen(StepLoad(2, 12_000, 16), begun_s + 2.0)), decoding=2, cells_total=100_000,
+        cells_used=12_000, turn_tokens=dict.fromkeys(("w1", "w2"), 50), worker_cells=dict(stage.cells),
+    )  # fmt: skip
+    stage.gate.observe(facts, stage.now_s)
+    streams_s = machine.step_s(StepLoad(3, 12_000))
+    assert streams_s < 1 / 14 < 2 * streams_s, "it fits only where prompts take less than half of each step"
+    assert isinstance(stage.arrive("w0"), Wait)
 
 
 def test_a_turn_is_judged_by_the_contexts_of_now_however_small_they_were_in_the_steps_that_were_measured() -> None:
@@ -808,4 +914,5 @@ def test_demand_of_an_earlier_boot_is_believed_until_it_is_outvoted() -> None:
         gate.arrive(ask, 10.0 * turn)
         gate.end_turn("a", 10.0 * turn + 8, output_tokens=20)
     assert gate.snapshot(2000.0).demand.think_s == pytest.approx(2.0, rel=0.15)
+    assert gate.seen is not None
     assert gate.seen.demand.turn_tokens == pytest.approx(20, rel=0.15)

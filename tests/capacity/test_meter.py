@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polystem.capacity.facts import Step
-from polystem.capacity.meter import StepMeter
+from polystem.capacity.meter import Carried, StepMeter
 from polystem.capacity.step_model import StepLoad
 
 
@@ -61,11 +61,11 @@ def test_what_steps_carried_is_a_mean_over_the_window_of_their_rate() -> None:
     meter = StepMeter(window_s=2.0)
     meter.new_steps([step(0.1 * index, decoding=1, cells=100, prefill=8) for index in range(10)], 1.0)
     meter.new_steps([step(1 + 0.1 * index, decoding=3, cells=500) for index in range(10)], 2.0)
-    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (2.0, 300.0, 4.0)
+    assert meter.carried == Carried(2.0, 300.0, 800.0, 4.0, 400.0)
     meter.new_steps([], 3.5)
-    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (3.0, 500.0, 0.0)
+    assert meter.carried == Carried(3.0, 500.0, 1500.0, 0.0, 0.0)
     meter.restarted()
-    assert (meter.measured_streams, meter.measured_cells, meter.measured_prompt_tokens) == (0.0, 0.0, 0.0)
+    assert meter.carried == Carried(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_an_engine_that_began_anew_may_have_another_clock() -> None:

@@ -39,7 +39,10 @@ def test_a_policy_names_the_value_that_it_cannot_take(name: str, value: Any) -> 
         ("chunk_min_tokens", 0),
         ("chunk_max_tokens", 7),
         ("session_ttl_s", 0.0),
-        ("turn_margin", 0.0),
+        ("turn_margin", 0.79),
+        ("turn_margin", 1.0),
+        ("pause_line", 0.0),
+        ("least_gain", 0.0),
         ("gain_after_workers", 0),
     ],
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from polystem.capacity.actions import Action, Offload, Pause, Resume
 from polystem.capacity.asks import Go, Wait
+from polystem.capacity.demand import Seen
+from polystem.capacity.floor import Demand
 from polystem.capacity.simulation import Coefficients
-from tests.capacity.gate_stage import Stage, filled, let
+from tests.capacity.gate_stage import TICK_S, Stage, filled, let
 
 
 def names(actions: list[Action], kind: type[Pause | Resume | Offload]) -> list[str]:
@@ -173,3 +175,42 @@ def test_without_a_ladder_nobody_is_held() -> None:
     stage.slowdown = 3.0
     assert names(stage.passes(20.0), Pause) == []
     assert on_hold(stage) == []
+
+
+def test_a_worker_that_came_in_while_the_floor_was_kept_well_does_not_stay_on_hold_for_good() -> None:
+    stage = Stage(samples=60, seen=Seen(Demand(6.0, 60.0), most_streams=16))
+    turns = Turns(stage, think_s=6.0, tokens=60)
+    for index in range(40):
+        turns.arrive(f"w{index}")
+    turns.passes(240.0)
+    assert (stage.view.share_now or 0.0) > 0.1
+    stage.slowdown = 3.0
+    turns.passes(8.0)
+    assert stage.view.on_hold
+    stage.slowdown = 1.0
+    turns.passes(200.0)
+    assert not stage.view.on_hold
+
+
+class Turns:
+    """Workers that think and take turns without end."""
+
+    def __init__(self, stage: Stage, *, think_s: float, tokens: int) -> None:
+        self._stage, self._think_s, self._tokens = stage, think_s, tokens
+        self._back_at: dict[str, float] = {}
+
+    def arrive(self, worker: str) -> None:
+        self._stage.arrive(worker)
+
+    def passes(self, duration_s: float) -> None:
+        stage = self._stage
+        for _ in range(round(duration_s / TICK_S)):
+            stage.passes(TICK_S)
+            for worker, said in list(stage.tokens.items()):
+                if said >= self._tokens:
+                    stage.end(worker)
+                    self._back_at[worker] = stage.now_s + self._think_s
+            for worker, at_s in list(self._back_at.items()):
+                if at_s <= stage.now_s:
+                    del self._back_at[worker]
+                    stage.arrive(worker)

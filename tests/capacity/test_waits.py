@@ -47,6 +47,23 @@ def test_a_held_turn_waits_for_the_turns_that_run() -> None:
     assert 0 < first.expected_wait_s < second.expected_wait_s < 60
 
 
+def test_held_turns_stand_in_the_order_in_which_they_go_in_waits_and_in_views() -> None:
+    stage = filled(11)
+    stage.end("w0", "w1", "w2")
+    stage.foreign = 4
+    stage.passes(3.0)
+    for name in ("w2", "w0", "w1"):
+        stage.arrive(name)
+    stage.slowdown = 4.0
+    stage.passes(6.0)
+    paused = [row.worker for row in stage.view.rows if row.paused]
+    assert paused
+    going = [*paused, "w0", "w1", "w2"]
+    places = {row.worker: row.place for row in stage.view.rows}
+    assert [waiting(stage, name).place for name in going] == list(range(len(going)))
+    assert [places[name] for name in going] == list(range(len(going)))
+
+
 def test_who_does_not_wait_has_no_wait() -> None:
     stage = filled(2)
     assert stage.gate.waiting("w0", stage.now_s) is None

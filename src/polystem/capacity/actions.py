@@ -34,7 +34,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The private cells of this worker may go: it is on hold, nothing of it runs, and they slow everybody's steps.
+    """The private cells of this worker may go: it is held, nothing of it runs, and they slow everybody's steps.
 
     Its next turn reads its prompt again. Best effort: cells that cannot go now may stay.
     """

@@ -47,6 +47,7 @@ class Ask:
         worker: the session's id, or one made up for a turn without a session.
         policy: where it asks for more than the gate's own policy, which holds in any case; None asks for no more.
         cells: private cells that the worker will need: its prompt beyond what a pool lends, and a reserve.
+        reserve_tokens: the part of `cells` that is kept for output.
         booked: its cells are in a window that is booked already: they are neither lacking nor promised once more.
         named: False for a turn without a session: it is done when its turn ends, and keeps no place.
     """
@@ -58,6 +59,7 @@ class Ask:
     pool_id: int | None = None
     named: bool = True
     booked: bool = False
+    reserve_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,11 @@ class DemandEstimate:
         known = self.cells_per_token.known
         return self._seen.cells_per_token if known is None and self._seen is not None else known
 
-    def seen(self, most_streams: int) -> Seen:
-        """What the next boot is to know. Think time is the plain mean: the doubt about it is that boot's own."""
+    def seen(self, most_streams: int) -> Seen | None:
+        """What the next boot is to know; None where no turn was seen. Think time is the plain mean: the doubt about it
+        is that boot's own."""
+        if not self._turn_tokens.count:
+            return None
         return Seen(
             demand=Demand(self._think_s.value, self.demand.turn_tokens),
             final_cells=self.expected_cells,

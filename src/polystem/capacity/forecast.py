@@ -19,15 +19,11 @@ _ROUNDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What is in a step besides the workers: cells read, others' streams, the part that goes to prompts.
-
-    A prompt token adds `prompt_token_s` to a step.
-    """
+    """What is in a step besides the workers: cells read, others' streams, the part that goes to prompts."""
 
     cells_read: int = 0
     foreign: int = 0
     prefill_share: float = 0.0
-    prompt_token_s: float = 0.0
 
 
 class Forecast:
@@ -109,10 +105,6 @@ class Forecast:
         """tau: a step with so many of our streams."""
         crowd = self._crowd(extra_cells)
         return self._times_at(crowd.cells_read).mean_s(crowd.load(streams))
-
-    def mean_of_s(self, streams: float, cells_read: float) -> float:
-        """tau with so many streams, others' included, and so many cells in all; means of several steps may be given."""
-        return self._times_at(_rounded(int(cells_read))).mean_at(streams)
 
     def most_streams(self, floor_tps: float, limit: int) -> int:
         """k*: how many streams of ours may decode at once."""

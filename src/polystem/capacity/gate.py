@@ -213,8 +213,8 @@ class FloorGate:
         return self._parts.max_workers
 
     @property
-    def seen(self) -> Seen:
-        """What was seen so far, to be stored beside the fit."""
+    def seen(self) -> Seen | None:
+        """What was seen so far, to be stored beside the fit; None where no turn was."""
         return self._parts.estimate.seen(self._parts.meter.most_carried or self._parts.known_streams)
 
     @property
@@ -265,7 +265,7 @@ class FloorGate:
         """
         parts = self._parts
         parts.model.restarted()
-        parts.known_streams = parts.most_carried
+        parts.known_streams = parts.most_carried if parts.is_taught else 0
         parts.meter.restarted()
         self._denied_at = None
         parts.cold_since = now_s if parts.roster.admitted else None
@@ -314,9 +314,9 @@ class FloorGate:
             worker.kept_tps, worker.waited_for = None, False
         parts.roster.run(worker, now_s)
         self._learning.worker_let_in(worker, now_s)
-        (waived_at, waived_s), parts.waived = parts.waived or (0.0, None), None
-        if worker.since_s > waived_at:
-            waived_s = None
+        waived_s = None
+        if parts.waived is not None and worker.since_s <= parts.waived[0]:
+            waived_s, parts.waived = parts.waived[1], None
         lenient = has_floor and not self._seating.policy_of(worker.ask).waits
         remaining = self._seating.room_for(worker.ask, now_s) if lenient else None
         return Go(reason=warned, settle_waived_s=waived_s, remaining=remaining)
@@ -421,8 +421,8 @@ class FloorGate:
             if reason is None:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
                 continue
-            if reason == "kv headroom exhausted":
-                self._let_smaller_pass(worker, now_s, actions)
+            if self._may_be_passed(worker, reason, now_s):
+                self._let_others_pass(worker, now_s, actions)
             elif parts.is_ours and reason not in _PASS_WITH_TIME:
                 self._denied_at, self._denied_in = parts.facts, circumstances
             return
@@ -435,20 +435,26 @@ class FloorGate:
             len(roster.admitted), len(roster.running), len(roster.waiting), len(roster.on_hold), len(roster.warming),
         )  # fmt: skip
 
-    def _let_smaller_pass(self, large: Worker, now_s: float, actions: list[Action]) -> None:
-        """Who is next and waits for cells alone may be passed by others that fit, for a while."""
+    def _may_be_passed(self, worker: Worker, reason: Reason, now_s: float) -> bool:
+        """Who waits for cells alone may be passed by others that fit, for a while; who asks for a floor that nobody can
+        have, for as long as others come."""
+        if reason == "floor unreachable":
+            return self._seating.asks_too_much(worker.ask)
+        if reason != "kv headroom exhausted":
+            return False
+        if worker.passed_since is None:
+            worker.passed_since = now_s
+        return now_s - worker.passed_since <= _PASSED_S
+
+    def _let_others_pass(self, first: Worker, now_s: float, actions: list[Action]) -> None:
         parts = self._parts
-        if large.passed_since is None:
-            large.passed_since = now_s
-        if now_s - large.passed_since > _PASSED_S:
-            return
-        behind = (place for place in parts.queue.in_order() if place.present and place.worker != large.name)
+        behind = (place for place in parts.queue.in_order() if place.present and place.worker != first.name)
         for place in list(islice(behind, _LOOKED_BEHIND)):
             worker = parts.roster.workers[place.worker]
             reason = self._reason_against(place, worker, now_s)
             if reason is None:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
-            elif reason != "kv headroom exhausted":
+            elif reason != "kv headroom exhausted" and not self._seating.asks_too_much(worker.ask):
                 return
 
     def _set_budget(self, actions: list[Action]) -> None:

@@ -41,6 +41,7 @@ class CellPath:
         cells_per_token: cells that a worker fills for each token that it says, prompts included.
         measured_cells_s: cells a second by which all of them grow as measured: no less is assumed.
         unknown_s: so far ahead is looked where nobody was seen to end.
+        unread_cells: cells of those present that no step has read so far, but will.
     """
 
     present: tuple[Group, ...] = ()
@@ -50,6 +51,7 @@ class CellPath:
     cells_per_token: float = 1.0
     measured_cells_s: float = 0.0
     unknown_s: float = 10.0
+    unread_cells: int = 0
 
     def beyond(self, workers: int, each_tps: float) -> tuple[int, ...]:
         """Cells read beyond those of now at each moment, with so many workers that say so many tokens a second each.
@@ -65,7 +67,8 @@ class CellPath:
             grown = each_cells_s * self._ahead_s(each_cells_s) * moment / MOMENTS
             after = part * sum(count * self._one(cells, grown) for count, cells in self.present)
             after += more * self._one(self.newcomer_cells, grown)
-            extra.append(int(min(after - before, max(0.0, after - before - self.spare_cells))))
+            more_read = after - before + self.unread_cells
+            extra.append(int(min(more_read, max(0.0, more_read - self.spare_cells))))
         return tuple(extra)
 
     def _ahead_s(self, each_cells_s: float) -> float:

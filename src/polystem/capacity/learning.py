@@ -51,12 +51,10 @@ class Learning:
         self._refreshed_at = now_s
         measured = parts.meter.cells_read
         cells_read = parts.facts.held_cells if measured is None else measured
-        prompt_token_s = parts.model.fit.prompt_token_s(cells_read)
         outside = Outside(
             cells_read=cells_read,
             foreign=parts.foreign,
-            prefill_share=parts.meter.prefill_share(prompt_token_s),
-            prompt_token_s=prompt_token_s,
+            prefill_share=parts.meter.prefill_share(parts.model.fit.prompt_token_s(cells_read)),
         )
         parts.forecast.refresh(parts.estimate.demand, outside)
 

@@ -8,15 +8,29 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import exp
 
 from polystem.capacity.facts import Step
 from polystem.capacity.step_model import StepLoad
 
-__all__ = ["StepMeter"]
+__all__ = ["Carried", "StepMeter"]
 
 _SHARE_OVER_S = 30.0
 _CARRIED = 5
+_NOTHING = (0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Means of several steps: streams, others' included, the cells that were read and the prompt tokens; and of the
+    products, cells for each stream and for each prompt token, which are no product of the means."""
+
+    streams: float
+    cells: float
+    stream_reads: float
+    prompt_tokens: float
+    prompt_reads: float
 
 
 class StepMeter:
@@ -33,7 +47,7 @@ class StepMeter:
         self._last_at: float | None = None
         self._recent: deque[tuple[float, float, StepLoad]] = deque()
         self._recent_s = 0.0
-        self._recent_streams = self._recent_cells = self._recent_prompts = 0
+        self._recent_sums: tuple[int, ...] = _NOTHING
         self._seen_s = 0.0
         self._prefilled_tokens = 0.0
         self._cells_read: int | None = None
@@ -88,13 +102,13 @@ class StepMeter:
 
     def _count_recent(self, load: StepLoad, duration_s: float, sign: int) -> None:
         self._recent_s += duration_s
-        self._recent_streams += sign * load.decoding
-        self._recent_cells += sign * load.cells_read
-        self._recent_prompts += sign * load.prefill_tokens
+        streams, cells, prompts = load.decoding, load.cells_read, load.prefill_tokens
+        each = (streams, cells, streams * cells, prompts, prompts * cells)
+        self._recent_sums = tuple(sum_ + sign * one for sum_, one in zip(self._recent_sums, each, strict=True))
 
     def _clear_recent(self) -> None:
         self._recent.clear()
-        self._recent_s, self._recent_streams, self._recent_cells, self._recent_prompts = 0.0, 0, 0, 0
+        self._recent_s, self._recent_sums = 0.0, _NOTHING
 
     def _take(self, step: Step, now_s: float) -> None:
         self._cells_read = step.load.cells_read
@@ -127,19 +141,10 @@ class StepMeter:
         return len(self._recent) / self._recent_s
 
     @property
-    def measured_streams(self) -> float:
-        """Mean number of streams, others' included, in the steps of `measured_tps`."""
-        return self._recent_streams / max(1, len(self._recent))
-
-    @property
-    def measured_cells(self) -> float:
-        """Mean number of cells read in those steps."""
-        return self._recent_cells / max(1, len(self._recent))
-
-    @property
-    def measured_prompt_tokens(self) -> float:
-        """Mean number of prompt tokens in those steps."""
-        return self._recent_prompts / max(1, len(self._recent))
+    def carried(self) -> Carried:
+        """What the steps of `measured_tps` carried."""
+        steps = max(1, len(self._recent))
+        return Carried(*(sum_ / steps for sum_ in self._recent_sums))
 
     def prefill_share(self, per_prefill_token_s: float) -> float:
         """rho: the part of decode time that goes to prompts in the long run, at so many seconds a token."""

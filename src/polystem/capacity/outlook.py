@@ -159,7 +159,8 @@ def _held(parts: GateParts) -> list[Worker]:
 def _rows(parts: GateParts, now_s: float) -> tuple[WorkerRow, ...]:
     """Live workers and held ones in order of admission, then the queue in the order in which it is served."""
     roster, most = parts.roster, parts.settings.rows
-    held_places = {worker.name: place for place, worker in enumerate(roster.waiting.values())}
+    in_order = [*reversed(roster.paused.values()), *roster.waiting_in_order(now_s - parts.settings.held_most_s)]
+    held_places = {worker.name: place for place, worker in enumerate(in_order)}
     rows = [_row(parts, worker, held_places.get(worker.name)) for worker in islice(roster.admitted.values(), most)]
     for place, queued in enumerate(islice(parts.queue.in_order(), most - len(rows))):
         rows.append(_row(parts, roster.workers[queued.worker], place, present=queued.present))

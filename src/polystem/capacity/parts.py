@@ -73,8 +73,7 @@ class GateParts:
     def of(cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, seen: Seen | None) -> GateParts:
         """The parts of a gate that nobody has come to yet."""
         floor_rule = FloorRule(settings)
-        is_taught = model.fit.samples >= settings.cold_samples
-        return cls(
+        parts = cls(
             settings=settings,
             model=model,
             roster=Roster(),
@@ -88,8 +87,15 @@ class GateParts:
             rule=rule or floor_rule,
             policy=settings.policy,
             max_workers=settings.max_workers,
-            known_streams=seen.most_streams if seen is not None and is_taught else 0,
         )
+        if seen is not None and parts.is_taught:
+            parts.known_streams = seen.most_streams
+        return parts
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether the model has learned from enough steps, in all boots, to be believed after a few of this one."""
+        return self.model.fit.samples >= self.settings.cold_samples
 
     @property
     def cold_samples(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from polystem.capacity.margin import LEAST
 from polystem.errors import ConfigError
 
 __all__ = ["FloorPolicy", "GateSettings", "Mode", "OnSaturation"]
@@ -153,13 +154,13 @@ class GateSettings:
             ("cool_after_resume_s", 0.0, 3600.0),
             ("cool_after_hold_s", 0.0, 3600.0),
             ("under_line", 0.1, 1.0),
-            ("pause_line", 0.0, 1.0),
+            ("pause_line", 0.05, 1.0),
             ("pause_under_after_s", 0.0, 3600.0),
             ("crowded_share", 0.0, 1.0),
             ("offload_share", 0.0, 1.0),
-            ("turn_margin", 0.1, 1.0),
+            ("turn_margin", LEAST, 0.99),
             ("growth_s", 0.0, 3600.0),
-            ("least_gain", 0.0, 1.0),
+            ("least_gain", 0.05, 1.0),
             ("gain_after_workers", 1, 1_000_000),
             ("chunk_min_tokens", 1, 1_000_000),
             ("chunk_min_share", 0.0, 1e6),

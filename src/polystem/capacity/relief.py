@@ -104,13 +104,16 @@ class Relief:
         if roster.paused:
             last = next(reversed(roster.paused.values()))
             return [self.resume_last(now_s)] if self._seating.turn_fits(last) else []
-        active = len(roster.admitted) - len(roster.on_hold)
+        active, brought_cells = len(roster.admitted) - len(roster.on_hold), 0
         for _ in range(parts.floor_rule.warming_most(active)):
             worker = next(reversed(roster.on_hold.values()), None)
-            if worker is None or not self._seating.one_more_active_fits(worker.offloaded_cells):
+            if worker is None:
+                break
+            brought_cells += worker.offloaded_cells
+            if not self._seating.one_more_active_fits(brought_cells):
                 break
             del roster.on_hold[worker.name]
-            worker.on_hold, worker.offloaded_cells = False, 0
+            worker.on_hold = False
             parts.ladder.resumed(now_s)
             parts.grows += 1
         return []

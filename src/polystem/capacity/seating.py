@@ -21,6 +21,7 @@ __all__ = ["Seating"]
 
 _MOST_FOR_PROMPTS = 0.8
 """No more of a step is laid to prompts, whatever the model says of them."""
+_LEAST_STEP_S = 1e-6
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
 
@@ -89,10 +90,16 @@ class Seating:
         return parts.floor_rule.blocks(state)
 
     def is_out_of_reach(self, floor_tps: float | None) -> bool:
-        """Whether one alone would be under the floor, once enough was seen of the engine to say so."""
+        """Whether one alone, the cells of others gone, would be under the floor, once enough was seen to say so."""
         parts = self._parts
         known = parts.meter.samples >= parts.settings.cold_samples
-        return floor_tps is not None and known and parts.forecast.mean_s(1) > 1 / floor_tps
+        others = sum(count * cells for count, cells in self._present())
+        return floor_tps is not None and known and parts.forecast.mean_s(1, -int(others)) > 1 / floor_tps
+
+    def asks_too_much(self, ask: Ask) -> bool:
+        """Whether it asks for a floor of its own that one alone does not reach."""
+        own_tps = None if ask.policy is None else ask.policy.floor_tps
+        return own_tps != self._parts.policy.floor_tps and self.is_out_of_reach(own_tps)
 
     def never_fits(self, ask: Ask) -> bool:
         """Whether it is larger than all cells beside the pools, so that no wait helps."""
@@ -193,7 +200,14 @@ class Seating:
             cells_per_token=estimate.expected_cells_per_token or 1.0,
             measured_cells_s=parts.meter.growth_cells_s,
             unknown_s=parts.settings.growth_s,
+            unread_cells=self._unread_cells(),
         )
+
+    def _unread_cells(self) -> int:
+        """Cells of prompts that were let in and that no step has read yet."""
+        coming = self._parts.roster.running.values()
+        unseen = sum(each.ask.cells - each.ask.reserve_tokens for each in coming if each.cells is None)
+        return self._parts.facts.prefill_backlog_tokens + max(0, unseen)
 
     def _present(self) -> tuple[Group, ...]:
         """Who is here, worked out once for each look at the engine and each number of workers."""
@@ -224,7 +238,9 @@ class Seating:
         floor_tps = self.kept_floor_tps()
         if not running or not parts.is_ours or not parts.settings.turn_gate or floor_tps is None:
             return True
-        more_cells = worker.offloaded_cells + int((running + 1) * parts.forecast.demand.turn_tokens)
+        ask = worker.ask
+        brought_cells = max(0, ask.cells - ask.reserve_tokens - (worker.cells or 0))
+        more_cells = brought_cells + int((running + 1) * parts.forecast.demand.turn_tokens)
         return self._step_with(running + 1, max(0, more_cells - self._spare_cells())) <= parts.margin.value / floor_tps
 
     def _step_with(self, streams: int, more_cells: int) -> float:
@@ -240,8 +256,12 @@ class Seating:
         predicted_s, share = forecast.mean_s(streams, more_cells), forecast.outside.prefill_share
         if meter.measured_tps is not None:
             step_s = 1 / meter.measured_tps
-            prompts_s = min(meter.measured_prompt_tokens * forecast.outside.prompt_token_s, _MOST_FOR_PROMPTS * step_s)
-            predicted_s *= (step_s - prompts_s) / forecast.mean_of_s(meter.measured_streams, meter.measured_cells)
+            fit, then = self._parts.model.fit, meter.carried
+            streams_s = fit.base_s + fit.per_stream_s * then.streams + fit.per_cell_s * then.cells
+            streams_s += fit.per_read_s * then.stream_reads
+            prompts_s = fit.per_prefill_token_s * then.prompt_tokens + fit.per_read_s * then.prompt_reads
+            prompts_s = min(prompts_s, _MOST_FOR_PROMPTS * step_s)
+            predicted_s *= (step_s - prompts_s) / max(streams_s, _LEAST_STEP_S)
             share = min(share, prompts_s / step_s)
         return predicted_s / (1 - share)
 
@@ -255,9 +275,10 @@ class Seating:
         return self._share_of_active(0, -self._cells_on_hold()) <= self._parts.settings.under_share
 
     def one_more_active_fits(self, more_cells: int = 0) -> bool:
-        """Whether one more worker may be taken off hold, and brings so many cells back: at eps, where a newcomer
-        needs to stay below it."""
-        return self._share_of_active(1, more_cells) <= self._parts.settings.under_share
+        """Whether one more worker may be taken off hold, and brings so many cells back: at what newcomers may risk, or
+        else whoever came in while the floor was kept well could stay on hold for good."""
+        parts = self._parts
+        return self._share_of_active(1, more_cells) <= parts.settings.under_share * max(1.0, parts.margin.allowance)
 
     def _share_of_active(self, more: int, more_cells: int) -> float:
         """The predicted share under the floor of those that are not on hold and so many more."""

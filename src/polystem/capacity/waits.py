@@ -81,9 +81,11 @@ class Waits:
     def _of_held(self, worker: Worker, now_s: float) -> Wait:
         """Turns ahead of a held one, each as long as a mean turn; paused ones go before those that wait."""
         roster = self._parts.roster
-        ahead = 0
         if worker.name in roster.waiting:
-            ahead = roster.waiting_in_order(now_s - self._parts.settings.held_most_s).index(worker)
+            in_order = roster.waiting_in_order(now_s - self._parts.settings.held_most_s)
+            ahead = len(roster.paused) + in_order.index(worker)
+        else:
+            ahead = [*reversed(roster.paused.values())].index(worker)
         floor_tps = self._seating.kept_floor_tps()
         rate_tps = self._parts.meter.measured_tps or floor_tps or 1.0
         turn_s = self._parts.estimate.demand.turn_tokens / rate_tps

@@ -257,6 +257,7 @@ class FloorDesk:
             pool_id=request.pool_id,
             named=session_id is not None,
             booked=turn.payer is not None,
+            reserve_tokens=turn.reserve_tokens,
         )
 
     async def _let_in(self, passage: Passage) -> Go:
