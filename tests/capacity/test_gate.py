@@ -499,7 +499,7 @@ def test_what_is_only_advised_is_told_apart_from_what_binds() -> None:
     assert view.binding is None
     assert view.advised is not None
     assert view.expected_wait_s == 0.0
-    outlook = stage.gate.capacity_for(None, stage.now_s)
+    outlook = stage.gate.capacity_for(Ask("", ""), stage.now_s)
     assert (outlook.can_admit, outlook.reason, outlook.advised) == (True, None, view.advised)
 
 
@@ -507,7 +507,7 @@ def test_without_a_floor_cells_are_told_and_nobody_waits_for_them() -> None:
     stage = Stage(None, cells_total=10_000)
     stage.arrive("a", cells=9000)
     stage.passes(0.2)
-    outlook = stage.gate.capacity_for(None, stage.now_s, cells=2000)
+    outlook = stage.gate.capacity_for(Ask("", "", cells=2000), stage.now_s)
     assert (outlook.can_admit, outlook.reason) == (True, None)
     assert (outlook.advised, outlook.admissible) == ("kv headroom exhausted", 0)
     assert stage.arrive("b", cells=2000) == Go()
@@ -889,7 +889,7 @@ def test_reading_changes_nothing() -> None:
             if looks:
                 for _ in range(3):
                     before = stage.gate.snapshot(stage.now_s)
-                    stage.gate.capacity_for(FloorPolicy(floor_tps=3), stage.now_s, cells=500)
+                    stage.gate.capacity_for(Ask("", "", FloorPolicy(floor_tps=3), 500), stage.now_s)
                     stage.gate.waiting(f"n{index}", stage.now_s + 5)
                     assert stage.gate.snapshot(stage.now_s) == before
     assert quiet.view == read.view
@@ -898,9 +898,9 @@ def test_reading_changes_nothing() -> None:
 def test_what_can_never_fit_is_not_promised_a_place() -> None:
     stage = Stage(cells_total=1000)
     stage.observe()
-    outlook = stage.gate.capacity_for(None, stage.now_s, cells=2000)
+    outlook = stage.gate.capacity_for(Ask("", "", cells=2000), stage.now_s)
     assert (outlook.can_admit, outlook.reason, outlook.admissible) == (False, "kv headroom exhausted", 0)
-    assert stage.gate.capacity_for(None, stage.now_s, cells=10).can_admit
+    assert stage.gate.capacity_for(Ask("", "", cells=10), stage.now_s).can_admit
 
 
 def test_demand_of_an_earlier_boot_is_believed_until_it_is_outvoted() -> None:

@@ -254,24 +254,6 @@ async def test_a_pools_capacity_has_the_control_planes_fields_and_honest_gaps() 
     assert told["slots_free"] == told["slots_max"] - told["slots_live"]
 
 
-async def test_the_capacity_of_an_owners_pool_is_its_window_and_whoever_does_not_fit_is_told() -> None:
-    handbook = {"role": "system", "content": "Carry every package. " * 8}
-    async with serving(Answer("Hi"), engine=ScriptedSettings(cells=8192, context_tokens=8192)) as served:
-        await served.chat(session_id="lead", num_ctx=2048, max_tokens=1)
-        body = {"messages": [handbook], "session_id": "lead", "pin": True}
-        assert (await served.client.post("/polykv/pools", json=body)).status_code == 200
-        [row] = (await get(served, "/kv"))["allocations"]
-        fits = await get(served, "/polykv/pools/0/capacity?expected_tokens=256")
-        does_not = await get(served, f"/polykv/pools/0/capacity?expected_tokens={row['free'] + 1}")
-    assert (fits["pressure_scope"], fits["owner"], fits["window_cells"]) == ("session", "lead", 2048)
-    assert fits["pressure"] == row["pressure"]
-    assert (fits["can_admit"], fits["headroom_sessions"]) == (True, row["free"] // 256)
-    assert (does_not["can_admit"], does_not["reason"], does_not["headroom_sessions"]) == (
-        False, "session allocation full", 0,
-    )  # fmt: skip
-    assert does_not["kv_cells_total"] == fits["kv_cells_total"] == 8192
-
-
 async def test_what_is_not_known_is_null_and_an_unknown_headroom_is_minus_one() -> None:
     async with serving() as served:
         await pool(served)

@@ -188,11 +188,8 @@ class FloorGate:
         """All that the gate knows. Changes nothing."""
         return capacity_view(self._parts, self._seating, self._waits, now_s)
 
-    def capacity_for(
-        self, policy: FloorPolicy | None, now_s: float, pool_id: int | None = None, cells: int = 0
-    ) -> Outlook:
-        """What a new worker under this policy, with so many private cells, would meet now. Changes nothing."""
-        ask = Ask(worker="", tenant="", policy=policy, cells=cells, pool_id=pool_id)
+    def capacity_for(self, ask: Ask, now_s: float) -> Outlook:
+        """What a new worker, whose name is empty, would meet now. Changes nothing."""
         return outlook(self._parts, self._seating, self._waits, ask, now_s)
 
     @property

@@ -494,9 +494,10 @@ class FloorDesk:
         self.wake()
 
     def outlook(self, pool_id: int | None, cells: int) -> Outlook:
-        """What one more worker of this pool and so many private cells would meet. Changes nothing."""
+        """What one more worker, not named yet, of this pool and so many private cells would meet. Changes nothing."""
         policy = asked_policy(self.gate.policy, self._policies.of(pool_id), None)
-        return self.gate.capacity_for(policy, self._clock.now_s(), pool_id=pool_id, cells=cells)
+        ask = Ask("", "", policy, cells, pool_id, booked=self._facts.is_booked("", pool_id))
+        return self.gate.capacity_for(ask, self._clock.now_s())
 
     def check_integrity(self) -> None:
         """Fails where desk and gate contradict each other."""

@@ -147,18 +147,22 @@ def pool_capacity_object(
     expected_tokens: int,
     window: WindowView | None = None,
 ) -> dict[str, Any]:
-    """What one more session on a pool would meet; `window` is the owner's, None where the pool is nobody's."""
+    """What one more session on a pool would meet; `window` is the one that pays for it, None where none does."""
     cells_free = max(0, outlook.cells_total - outlook.cells_promised)
     promised = outlook.cells_promised / outlook.cells_total if outlook.cells_total else 0.0
     slots_max = _slots_max(view)
+    room = room_object(outlook, window, expected_tokens)
     return {
-        "can_admit": outlook.can_admit,
-        "reason": outlook.reason,
+        "can_admit": room["can_admit"],
+        "reason": room["reason"],
         "folded": False,
         "owner": pool.owner,
-        "headroom_sessions": UNMEASURED if outlook.admissible is None else outlook.admissible,
-        **_pressure_object("cache", promised, outlook.cells_total),
-        **({} if window is None else _in_window(window, outlook, expected_tokens)),
+        "headroom_sessions": UNMEASURED if room["admissible"] is None else room["admissible"],
+        **(
+            _pressure_object("cache", promised, outlook.cells_total)
+            if window is None
+            else _pressure_object("session", window.pressure, window.cells)
+        ),
         "kv_headroom_pct": round(100 * (1 - min(1.0, promised)), 2),
         "kv_cells_free": cells_free,
         "kv_cells_total": outlook.cells_total,
@@ -206,12 +210,13 @@ def _pressure_object(scope: Literal["cache", "session"], pressure: float, cells:
     }
 
 
-def _in_window(window: WindowView, outlook: Outlook, expected_tokens: int) -> dict[str, Any]:
-    """What an owner's window changes: whoever comes must find room in it as well."""
-    told = _pressure_object("session", window.pressure, window.cells)
+def room_object(outlook: Outlook, window: WindowView | None, expected_tokens: int) -> dict[str, Any]:
+    """Whether one more may come to a pool, and how many; where a window pays they must find room in it as well."""
+    told = {"can_admit": outlook.can_admit, "reason": outlook.reason, "admissible": outlook.admissible}
+    if window is None:
+        return told
     most = max(0, window.free) // max(1, expected_tokens)
-    headroom = most if outlook.admissible is None else min(most, outlook.admissible)
-    told |= {"headroom_sessions": headroom}
+    told["admissible"] = most if outlook.admissible is None else min(most, outlook.admissible)
     return told if most else told | {"can_admit": False, "reason": OWNER_FULL}
 
 

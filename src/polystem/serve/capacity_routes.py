@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from polystem.capacity.policy import FloorPolicy
-from polystem.capacity.views import CapacityView
+from polystem.capacity.views import CapacityView, Outlook
 from polystem.errors import EngineStarting, NotFound, PoolNotFound
 from polystem.pool import PoolView
 from polystem.serve.bounded import ClientLeft
@@ -29,6 +29,7 @@ from polystem.serve.capacity_bodies import (
     capacity_object,
     elastic_state_object,
     pool_capacity_object,
+    room_object,
     tps_object,
 )
 from polystem.serve.capacity_shapes import (
@@ -44,7 +45,7 @@ from polystem.serve.desk import Desk
 from polystem.serve.errors import error_event, json_response
 from polystem.serve.fields import LiveQuery
 from polystem.serve.json_route import JsonRoute
-from polystem.serve.kv_bodies import held_window
+from polystem.serve.kv_bodies import paying_windows
 from polystem.serve.turns import STREAM_HEADERS
 
 TPS_EVERY_S = 1.0
@@ -121,7 +122,7 @@ def _pool_capacity(desk: Desk, pool: PoolView, expected_tokens: int | None) -> d
     view, _ = _gate(desk)
     expected = desk.fleet.settings.growth_reserve_tokens if expected_tokens is None else expected_tokens
     outlook = desk.fleet.capacity_for(pool.pool_id, expected)
-    window = None if pool.owner is None else held_window(desk.fleet, pool.owner)
+    window = paying_windows(desk.fleet).get(pool.pool_id)
     told = pool_capacity_object(pool, desk.fleet.statistics(), view, outlook, expected_tokens=expected, window=window)
     return {"pool_id": pool.pool_id} | told | {"admission": admission_of(desk.fleet, pool.pool_id)}
 
@@ -136,16 +137,17 @@ def _capacity(desk: Desk) -> dict[str, Any]:
 
 
 def _by_pool(desk: Desk) -> Iterator[dict[str, Any]]:
-    """The outlook of each pool; pools of one policy share it, so that many pools cost no more than one."""
-    expected = desk.fleet.settings.growth_reserve_tokens
-    known: dict[FloorPolicy | None, dict[str, Any]] = {}
+    """The room on each pool. The outlook is worked out once for those of one policy that windows pay for, and once for
+    the others of that policy, so that many pools cost no more than two."""
+    expected, windows = desk.fleet.settings.growth_reserve_tokens, paying_windows(desk.fleet)
+    known: dict[tuple[FloorPolicy | None, bool], Outlook] = {}
     for pool in desk.fleet.pools():
-        policy = desk.fleet.pool_policy(pool.pool_id)
-        if policy not in known:
-            outlook = desk.fleet.capacity_for(pool.pool_id, expected)
-            names = ("can_admit", "reason", "admissible", "floor_tps")
-            known[policy] = {name: getattr(outlook, name) for name in names}
-        yield {"pool_id": pool.pool_id} | known[policy]
+        window = windows.get(pool.pool_id)
+        kind = desk.fleet.pool_policy(pool.pool_id), window is not None
+        if kind not in known:
+            known[kind] = desk.fleet.capacity_for(pool.pool_id, expected)
+        told = room_object(known[kind], window, expected)
+        yield {"pool_id": pool.pool_id} | told | {"floor_tps": known[kind].floor_tps}
 
 
 def _tps(desk: Desk) -> dict[str, Any]:

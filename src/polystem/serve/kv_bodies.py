@@ -118,10 +118,9 @@ def pressure_object(pressure: PressureView) -> dict[str, Any]:
     }
 
 
-def held_window(fleet: Fleet, session_id: str) -> WindowView | None:
-    """The window that a session holds; what a running turn has booked for itself is none."""
-    rows = (window for window in fleet.windows() if window.session_id == session_id and not window.per_request)
-    return next(rows, None)
+def paying_windows(fleet: Fleet) -> dict[int, WindowView]:
+    """The windows that pay for pools and for whoever works on them, by pool."""
+    return {pool_id: window for window in fleet.windows() for pool_id in window.pools}
 
 
 def window_cells_of(fleet: Fleet, request: Request) -> int:
