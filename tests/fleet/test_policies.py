@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,9 +53,26 @@ def test_of_a_pools_and_a_requests_floor_the_higher_counts_and_the_servers_is_le
 
 
 def test_where_the_server_enforces_nothing_the_pool_has_its_way() -> None:
-    pool = FloorPolicy(8.0, on_saturation="warn", guarantee_min_sessions=4, settle_s=1.0)
-    assert asked_policy(FloorPolicy(), pool, None) == pool
-    assert asked_policy(FloorPolicy(2.0, mode="advisory"), pool, None) == pool
+    pool = FloorPolicy(8.0, guarantee_min_sessions=4, settle_s=1.0, prefill_max_slots=2)
+    for own in (pool, FloorPolicy(8.0, on_saturation="warn", guarantee_min_sessions=4)):
+        assert asked_policy(FloorPolicy(), own, None) == own
+        assert asked_policy(FloorPolicy(2.0, mode="advisory"), own, None) == own
+
+
+LAX = (FloorPolicy(8.0, mode="advisory"), FloorPolicy(8.0, on_saturation="warn"))
+
+
+@pytest.mark.parametrize("server", [FloorPolicy(5.0, settle_s=20.0, prefill_max_slots=7), FloorPolicy(), *LAX])
+@pytest.mark.parametrize("pool", LAX)
+def test_a_pool_that_makes_nobody_wait_for_its_floor_has_nobody_wait_for_settling_or_prefills(
+    server: FloorPolicy, pool: FloorPolicy
+) -> None:
+    strict = replace(pool, settle_tokens=500, settle_s=900.0, prefill_max_slots=1)
+    asked = asked_policy(server, strict, None)
+    assert asked is not None
+    assert (asked.settle_tokens, asked.settle_s, asked.prefill_max_slots) == (
+        server.settle_tokens, server.settle_s, server.prefill_max_slots,
+    )  # fmt: skip
 
 
 @given(server=POLICIES, pool=st.none() | POLICIES, request_tps=FLOORS)

@@ -3,7 +3,7 @@
 The server's is the gate's own, and can be changed at any time. What a pool or a request asks for beside it is handed to
 the gate with the turn; a pool's word binds those who name it.
 Invariant: where the server enforces a floor, no policy handed to the gate is laxer than the server's, except that its
-floor is only its own.
+floor is only its own. A policy of a pool that makes nobody wait for its floor has nobody wait for anything else.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ def asked_policy(server: FloorPolicy, pool: FloorPolicy | None, floor_tps: float
     """
     if pool is None and floor_tps is None:
         return None
+    if pool is not None and not pool.waits:
+        pool = replace(
+            pool,
+            settle_tokens=server.settle_tokens,
+            settle_s=server.settle_s,
+            prefill_max_slots=server.prefill_max_slots,
+        )
     if server.mode == "advisory" or server.floor_tps is None:
         asked = pool or replace(server, floor_tps=None)
     else:

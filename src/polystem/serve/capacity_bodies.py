@@ -30,6 +30,7 @@ COUNT_MAX = 1_000_000
 SETTLE_MS_MAX = 3_600_000
 RAMP_START, RAMP_WIDTH = 0.70, 0.30
 OWNER_FULL = "session allocation full"
+IF_AWAITED = "counts where the policy is enforced and reject"
 
 
 class AdmissionBody(Body):
@@ -41,11 +42,13 @@ class AdmissionBody(Body):
     mode: Literal["advisory", "enforced"] | None = Field(default=None, description="default advisory")
     on_saturation: Literal["reject", "warn"] | None = Field(default=None, description="default reject")
     guarantee_min_sessions: int | None = Field(
-        default=None, ge=0, le=COUNT_MAX, description="let in below the floor; one always is"
+        default=None, ge=0, le=COUNT_MAX, description="let in below the floor, on all pools; one always is"
     )
-    settle_tokens: int | None = Field(default=None, ge=0, le=COUNT_MAX)
-    settle_max_ms: int | None = Field(default=None, ge=0, le=SETTLE_MS_MAX)
-    prefill_max_slots: int | None = Field(default=None, ge=0, le=COUNT_MAX, description="0 sets no limit")
+    settle_tokens: int | None = Field(default=None, ge=0, le=COUNT_MAX, description=IF_AWAITED)
+    settle_max_ms: int | None = Field(default=None, ge=0, le=SETTLE_MS_MAX, description=IF_AWAITED)
+    prefill_max_slots: int | None = Field(
+        default=None, ge=0, le=COUNT_MAX, description=f"0 sets no limit; {IF_AWAITED}"
+    )
 
     def policy(self) -> FloorPolicy | None:
         """The policy that this asks for; None takes away what was set."""
