@@ -41,8 +41,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FitStore:
 def keep(store: FitStore, bundled_model: Path) -> Keep:
     """Stores what a server would have measured for the bundled model."""
 
-    def put(*, fit: Fit = FIT, demand: Demand | None = None, machine: str = "", at_s: float = 1.7e9) -> None:
-        key = FitKey(sha256_of(bundled_model), "build", machine or this_machine().name, "f16")
+    def put(
+        *, fit: Fit = FIT, demand: Demand | None = None, machine: str = "", at_s: float = 1.7e9, kv: str = "f16"
+    ) -> None:
+        key = FitKey(sha256_of(bundled_model), "build", machine or this_machine().name, kv)
         seen = None if demand is None else Seen(demand)
         store.put(StoredFit(key, bundled_model.name, fit, seen, cells_total=8192, at_s=at_s, seats_total=64))
 
@@ -123,6 +125,7 @@ def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
     assert run(["plan", *SHAPE, "--floor", "15", "--workers", "4", "--workers", "99"]) == 0
     text, warned = capsys.readouterr()
     assert "courier-nano-f16.gguf: 4,000 steps, the last at 2023-11-14 22:13 UTC, on " in text
+    assert "\ncells f16, build build\n" in text
     words = " ".join(text.split())
     assert "a step 10.0 ± 0.1 ms + each stream 2.00 ± 0.01 ms + 1,000 cells 1.00 ± 0.01 ms read once for all" in words
     assert "+ a prompt token 0.100 ± 0.001 ms" in words
@@ -242,18 +245,35 @@ def test_another_machines_fit_is_used_with_a_note(keep: Keep, capsys: pytest.Cap
     assert "note: these step times are of another machine: a faster one" in capsys.readouterr().err
 
 
+def test_of_several_cell_types_the_newest_is_used_with_a_note_that_names_it(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(kv="q8_0", at_s=2e9)
+    keep(kv="f16", at_s=1e9)
+    keep(kv="q4_0", machine="a faster one", at_s=3e9)
+    assert run(["plan", *SHAPE]) == 0
+    text, warned = capsys.readouterr()
+    assert "\ncells q8_0, build build\n" in text
+    assert warned == ("note: other builds or cell types were measured too; the newest is cells q8_0, build build\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--private-tokens", "0"), "private_tokens is 0"),
-        (("--think-s", "-1"), "think_s is -1"),
-        (("--floor", "0"), "floor_tps is 0"),
-        (("--workers", "0"), "workers is 0"),
-        (("--cells", "0"), "cells_total is 0"),
+        (("--prefix-tokens", "-1"), "--prefix-tokens is -1, the least is 0\nhint: give --prefix-tokens 0 or more\n"),
+        (("--private-tokens", "0"), "--private-tokens is 0, the least is 1\nhint: "),
+        (("--turn-tokens", "0.5"), "--turn-tokens is 0.5, the least is 1\nhint: "),
+        (("--think-s", "-1"), "--think-s is -1, the least is 0\nhint: "),
+        (("--result-tokens", "nan"), "--result-tokens is nan, the least is 0\nhint: "),
+        (("--floor", "0"), "--floor is 0, the least is 0.001\nhint: "),
+        (("--workers", "3", "--workers", "0"), "--workers is 0, the least is 1\nhint: "),
+        (("--cells", "0"), "--cells is 0, the least is 1\nhint: "),
+        (("--sequences", "1"), "--sequences is 1, the least is 2\nhint: give --sequences 2 or more: the shared prefix"),
+        (("--sequences", "0", "--prefix-tokens", "0"), "--sequences is 0, the least is 1\nhint: "),
         (("--svg", "/nowhere/plan.svg"), "cannot write /nowhere/plan.svg"),
     ],
 )
-def test_a_value_out_of_range_is_named(
+def test_a_value_out_of_range_is_told_by_its_flag(
     keep: Keep, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
 ) -> None:
     keep()

@@ -31,6 +31,7 @@ PER_THOUSAND = ("per_cell_s", "per_read_s")
 BAR_COLUMNS = 40
 CURVE_ROWS = 20
 FLOORS_SHOWN = 8
+FLOOR_TPS_LEAST = 1e-3
 LEGEND = """at once: how many of them may decode in one step at the floor
 under: predicted share of stream time under it; worst: tokens/s of each when all decode at once
 burst: if all decoded at once, all would be below half the floor; no gain: one more would slow all together
@@ -120,6 +121,19 @@ def plan_command(
 ) -> None:
     """Prints the answers and the curve."""
     stored = _stored_for(model_path(model), FitStore())
+    cells_total = stored.cells_total if cells is None else cells
+    sequences_total = stored.seats_total if sequences is None else sequences
+    _check_least("--prefix-tokens", 0, prefix_tokens)
+    _check_least("--private-tokens", 1, private_tokens)
+    _check_least("--turn-tokens", 1, turn_tokens)
+    _check_least("--think-s", 0, think_s)
+    _check_least("--result-tokens", 0, result_tokens)
+    _check_least("--floor", FLOOR_TPS_LEAST, *(floor or ()))
+    _check_least("--workers", 1, *(workers or ()))
+    _check_least("--cells", 1, cells_total)
+    _check_least("--sequences", 1, sequences_total)
+    if prefix_tokens:
+        _check_least("--sequences", 2, sequences_total, why="the shared prefix takes one")
     shape = Shape(
         prefix_tokens=prefix_tokens,
         private_tokens=private_tokens,
@@ -127,10 +141,7 @@ def plan_command(
         think_s=_measured("--think-s", think_s, stored.demand and stored.demand.think_s),
         result_tokens=result_tokens,
     )
-    limits = PlanLimits(
-        cells_total=stored.cells_total if cells is None else cells,
-        seats_total=(stored.seats_total if sequences is None else sequences) - bool(prefix_tokens),
-    )
+    limits = PlanLimits(cells_total, seats_total=sequences_total - bool(prefix_tokens))
     curve = plan(stored.fit, shape, tuple(floor or ()), limits)
     points = curve.points or tuple(curve.at(each) for each in _range_of_floors(curve))
     for line in doubt_lines(curve, points, model):
@@ -143,8 +154,19 @@ def plan_command(
         _draw(svg, stored, curve, curve.points)
 
 
+def _check_least(flag: str, least: float, *given: float | None, why: str = "") -> None:
+    """Raises ConfigError where one of these values is below the least that its flag may have."""
+    for value in given:
+        if value is not None and not value >= least:
+            hint = f"give {flag} {least:g} or more" + (f": {why}" if why else "")
+            raise ConfigError(f"{flag} is {value:g}, the least is {least:g}", hint=hint)
+
+
 def _stored_for(path: Path, store: FitStore) -> StoredFit:
-    """The newest fit of this model file, this machine's before any other's. Raises ConfigError where there is none."""
+    """The newest fit of this model file, this machine's before any other's; says where there are others beside it.
+
+    Raises ConfigError where there is none.
+    """
     sha256, machine = sha256_of(path), this_machine().name
     found = [entry for entry in store.entries() if entry.key.model_sha256 == sha256]
     if not found:
@@ -158,6 +180,8 @@ def _stored_for(path: Path, store: FitStore) -> StoredFit:
     entry = max(found, key=lambda each: (each.key.machine == machine, each.at_s))
     if entry.key.machine != machine:
         print(f"note: these step times are of another machine: {entry.key.machine}", file=sys.stderr)
+    if sum(each.key.machine == entry.key.machine for each in found) > 1:
+        print(f"note: other builds or cell types were measured too; the newest is {_about_key(entry)}", file=sys.stderr)
     return entry
 
 
@@ -268,7 +292,11 @@ def _about(stored: StoredFit) -> tuple[str, ...]:
         for value, deviation in [_with_spread(each, spread)]
     ]
     learnt = f"{stored.model}: {fit.samples:,} steps, the last at {at:%Y-%m-%d %H:%M} UTC, on {stored.key.machine}"
-    return (learnt, *parts)
+    return (learnt, _about_key(stored), *parts)
+
+
+def _about_key(stored: StoredFit) -> str:
+    return f"cells {stored.key.kv}, build {stored.key.build}"
 
 
 def _about_shape(curve: PlanCurve) -> str:
