@@ -468,6 +468,16 @@ def test_a_floor_that_only_warns_lets_in_and_tells_how_many_more_it_has_room_for
     assert told == sorted(told, key=lambda room: -(room or 0))
 
 
+def test_how_many_more_there_is_room_for_is_told_once_it_is_known_and_where_nobody_waits() -> None:
+    stage = Stage(policy=FloorPolicy(floor_tps=14, on_saturation="warn"))
+    assert stage.arrive("early") == Go()
+    stage.passes(5.0)
+    late = stage.arrive("late")
+    assert isinstance(late, Go)
+    assert late.remaining is not None
+    assert filled(1).arrive("asks for nothing of its own", policy=NO_FLOOR) == Go()
+
+
 def test_a_worker_that_was_let_in_with_a_warning_does_not_hold_the_others_to_its_floor() -> None:
     stage = filled(4)
     greedy = FloorPolicy(floor_tps=1000, on_saturation="warn")

@@ -213,7 +213,7 @@ async def test_rule_early_headers_tell_the_window_too() -> None:
 
 
 async def test_header_sessions_remaining_comes_with_the_warn_arm() -> None:
-    gate = GateSettings(policy=FloorPolicy(floor_tps=1000.0, on_saturation="warn"))
+    gate = GateSettings(policy=FloorPolicy(floor_tps=1000.0, on_saturation="warn"), cold_samples=0)
     async with staged(floor=FloorSettings(gate=gate)) as stage:
         heard = [await stage.client.say([user("Hi")], session_id=name, max_tokens=2) for name in ("first", "second")]
     assert heard[-1].headers["x-sessions-remaining"] == "0"

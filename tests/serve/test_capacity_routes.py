@@ -39,7 +39,7 @@ async def get(served: Served, path: str) -> Any:
 
 
 async def published(served: Served, path: str) -> Any:
-    """What is told right after the gate has looked at all that is; else a view may be a tenth of a second old."""
+    """What is told right after the gate has looked at all that is; else it tells of its last look."""
     await served.client.post("/elastic", json={})
     return await get(served, path)
 
@@ -147,7 +147,8 @@ async def test_a_floor_that_no_stream_has_is_refused(asked_tps: float) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_floor_only_warns_the_answer_says_how_many_more_there_is_room_for(stream: bool) -> None:
-    async with serving(floor=floor(floor_tps=1000, on_saturation="warn")) as served:
+    gate = GateSettings(policy=FloorPolicy(1000, on_saturation="warn"), cold_samples=0)
+    async with serving(floor=FloorSettings(gate=gate)) as served:
         answers = [await served.chat(session_id=name, stream=stream) for name in ("first", "second")]
         assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[-1].headers["x-sessions-remaining"] == "0"

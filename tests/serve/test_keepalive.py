@@ -159,6 +159,7 @@ async def test_a_refusal_after_a_comment_is_an_error_frame_with_the_status_it_wo
     assert [frame for _, frame in comments_in(frames)] == [b": keepalive queued"] * 2
     body = orjson.loads(frames[-1][1].removeprefix(b"data: "))
     assert (body["error"]["code"], body["error"]["type"], body["reason"]) == (429, "rate_limit_error", "max workers")
+    assert 1 <= body["error"]["retry_after_s"] <= 120
 
 
 async def test_a_refusal_before_the_first_comment_is_a_plain_http_error() -> None:

@@ -69,7 +69,7 @@ class Go:
     Args:
         reason: what would have kept it out were the floor not merely advised or warned of; None where nothing would.
         settle_waived_s: how long newcomers were waited for that never settled; None where none was.
-        remaining: how many more workers could be let in after this one; None where unknown.
+        remaining: how many more workers there is room for at a floor that nobody waits for; None where unknown.
     """
 
     reason: Reason | None = None

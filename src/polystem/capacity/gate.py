@@ -314,8 +314,9 @@ class FloorGate:
         waived_s = None
         if parts.waived is not None and worker.since_s <= parts.waived[0]:
             waived_s, parts.waived = parts.waived[1], None
-        lenient = has_floor and not self._seating.policy_of(worker.ask).waits
-        remaining = self._seating.room_for(worker.ask, now_s) if lenient else None
+        lenient = has_floor and self._seating.waits_for_tps(worker.ask) is None
+        is_known = parts.meter.samples >= parts.cold_samples
+        remaining = self._seating.room_for(worker.ask, now_s) if lenient and is_known else None
         return Go(reason=warned, settle_waived_s=waived_s, remaining=remaining)
 
     def _admit(self, worker: Worker, now_s: float) -> None:

@@ -101,7 +101,7 @@ class CapacityQuery(BaseModel):
         default=None, ge=0, le=TOKEN_ID_MAX, description="cells of the newcomer beyond the pool"
     )
     fold: Literal["0", "1"] | None = Field(default=None, description="no effect: reading teaches this server nothing")
-    live: Literal["0", "1"] | None = Field(default=None, description="no effect: what is told is at most 0.1 s old")
+    live: Literal["0", "1"] | None = Field(default=None, description="no effect: no read waits for the engine")
 
 
 class TpsQuery(BaseModel):
@@ -110,7 +110,7 @@ class TpsQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     once: Literal["0", "1"] | None = Field(default=None, description="no effect: JSON always comes once")
-    live: Literal["0", "1"] | None = Field(default=None, description="no effect: what is told is at most 0.1 s old")
+    live: Literal["0", "1"] | None = Field(default=None, description="no effect: no read waits for the engine")
 
 
 def admission_of(fleet: Fleet, pool_id: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The gate over HTTP: what it would let in, what it knows, and the few knobs that may be turned while it runs.
 
-Reads come from the published view, at most a tenth of a second old: none of them teaches the gate anything, makes it
-decide, or waits for the engine.
+Reads tell of the gate's last look at the engine, a tenth of a second ago where anybody is inside or waits: none of them
+teaches the gate anything, makes it look or decide, or waits for the engine.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class LiveQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    live: Literal["0", "1"] | None = Field(default=None, description="no effect: nothing told is older than 0.1 s")
+    live: Literal["0", "1"] | None = Field(default=None, description="no effect: no read waits for the engine")
 
 
 def _only_false(value: bool) -> bool:
