@@ -14,6 +14,7 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView
 from polystem.errors import AdmissionRefused, Conflict, Draining, EngineDied, EngineLost, FloorBelowServer, Unavailable
 from polystem.fleet import FloorSettings
+from polystem.fleet.roll import Roll
 from polystem.messages import Request
 from tests.fleet.support import (
     Heard,
@@ -818,6 +819,76 @@ async def test_a_decision_that_fails_half_way_loses_nobody_whom_it_had_let_in() 
         assert stage.fleet.statistics().floor_faults == 1
         assert (stage.view.live, stage.view.queued) == (3, 0)
         stage.fleet.check_integrity()
+
+
+async def test_while_the_gate_fails_turns_and_closings_go_on_and_who_waits_is_let_in_afterwards() -> None:
+    rule = Rule([None, "floor"])
+    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=None)) as stage:
+        for name in "ab":
+            await played(stage, of(name))
+        waiting = begun(stage, of("c"))
+        await stage.steps(2)
+        rule.answers = [ZeroDivisionError()]
+        await stage.steps(3)
+        assert (await played(stage, of("a", 6))).usage.output_tokens == 6
+        assert (await stage.fleet.close_session("b")).found
+        with pytest.raises(Unavailable, match="admission check failed"):
+            await run(stage.fleet, of("d"))
+        rule.answers = [None]
+        await stage.until_done(waiting)
+        assert (stage.view.live, stage.view.running, stage.view.done) == (2, 0, 1)
+        stage.fleet.check_integrity()
+
+
+async def test_who_gives_up_while_the_gate_fails_keeps_its_place_and_takes_no_seat() -> None:
+    rule = Rule(["floor"])
+    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=5.0)) as stage:
+        await played(stage, of("a"))
+        waiting = begun(stage, of("b"))
+        await stage.steps(2)
+        rule.answers = [ZeroDivisionError()]
+        await stage.steps(5)
+        with pytest.raises(Unavailable, match="admission check failed"):
+            await waiting
+        rule.answers = [None]
+        await stage.steps(3)
+        assert (stage.view.live, stage.view.queued, stage.view.absent) == (1, 1, 1)
+        stage.fleet.check_integrity()
+        assert (await played(stage, of("b"))).usage.output_tokens == 4
+
+
+async def test_a_gate_that_fails_at_a_restart_of_the_engine_keeps_no_pool_from_coming_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with staged(floor=FloorSettings()) as stage:
+        await created(stage, "x" * 200)
+        monkeypatch.setattr(FloorGate, "engine_restarted", failing)
+        stage.engine.die()
+        await stage.steps()
+        stage.engine.restart()
+        await stage.steps(10)
+        assert [pool.state for pool in stage.fleet.pools()] == ["ready"]
+        assert stage.fleet.statistics().floor_faults == 1
+
+
+@pytest.mark.parametrize("fails", ["queued", "admitted"])
+async def test_an_arrival_that_cannot_be_noted_neither_waits_nor_runs(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with staged(floor=few_at_once(1 if fails == "queued" else 2)) as stage:
+        await played(stage, of("a"))
+        monkeypatch.setattr(Roll, fails, failing)
+        with pytest.raises(ZeroDivisionError):
+            await run(stage.fleet, of("b"))
+        monkeypatch.undo()
+        assert stage.view.running == stage.view.queued - stage.view.absent == 0
+        stage.audit()
 
 
 async def test_a_view_is_worked_out_for_those_who_look_and_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:

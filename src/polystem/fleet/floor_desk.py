@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -170,7 +170,10 @@ class FloorDesk:
 
     def engine_restarted(self) -> None:
         """The engine has started anew: steps may take another time, and it has forgotten budget and pauses."""
-        self.gate.engine_restarted(self._clock.now_s())
+        try:
+            self.gate.engine_restarted(self._clock.now_s())
+        except Exception as error:
+            self._note_fault(error)
         self._facts.engine_restarted()
         for passage in self._passages.values():
             passage.going.set()
@@ -195,8 +198,9 @@ class FloorDesk:
         A new worker waits as long as its request says, a continuation until it can go. A named worker that leaves
         while it waits keeps its place. Raises AdmissionRefused, Draining, EngineLost, Unavailable.
         """
-        passage = self._arrive(turn, cells)
+        passage, verdict = self._arrive(turn, cells)
         try:
+            self._enter(passage, verdict)
             turn.verdict = await self._let_in(passage)
             yield passage
         except Saturated:
@@ -205,7 +209,7 @@ class FloorDesk:
         finally:
             self._leave(passage)
 
-    def _arrive(self, turn: Turn, cells: int) -> Passage:
+    def _arrive(self, turn: Turn, cells: int) -> tuple[Passage, Go | Wait]:
         if self._closed is not None:
             raise self._closed()
         if not self._something_to_do.is_set():
@@ -216,13 +220,15 @@ class FloorDesk:
         if isinstance(verdict, Refused):
             raise self._refusal(ask, verdict)
         self._passages[ask.worker] = passage
+        return passage, verdict
+
+    def _enter(self, passage: Passage, verdict: Go | Wait) -> None:
         if isinstance(verdict, Go):
             self._let(passage, verdict)
         else:
-            self._roll.queued(ask, turn.request.floor_tps)
+            self._roll.queued(passage.ask, passage.turn.request.floor_tps)
         self._act()
         self.wake()
-        return passage
 
     def _checked(self, ask: Ask) -> Go | Wait | Refused:
         """The gate's verdict. Raises Unavailable where the check itself fails."""
@@ -237,10 +243,10 @@ class FloorDesk:
             raise _gate_failed() from error
 
     def _take_back(self, ask: Ask, *, was_known: bool) -> None:
-        """Undoes what a failed arrival may have left in the gate: nobody of this turn waits or runs."""
+        """Undoes what a failure may have left in the gate: nobody of this turn waits or runs."""
         try:
             if was_known:
-                self.gate.leave(ask.worker, self._clock.now_s(), keeps_place=ask.named)
+                self.gate.leave(ask.worker, self._clock.now_s(), keeps_place=ask.named, told=False)
             else:
                 self.gate.close(ask.worker, self._clock.now_s(), cancelled=True)
         except Exception as error:
@@ -304,6 +310,7 @@ class FloorDesk:
             return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named)
         except Exception as error:
             self._note_fault(error)
+            self._take_back(passage.ask, was_known=True)
             return None
 
     def _refusal(self, ask: Ask, refused: Refused) -> AdmissionRefused:
@@ -370,31 +377,29 @@ class FloorDesk:
             actions = self.gate.decide(self._clock.now_s())
         except Exception as error:
             self._note_fault(error)
-            self._find_the_lost()
-            return
+            actions = self._unsaid()
         for action in actions:
             try:
                 self._do(action)
             except Exception as error:
                 self._note_fault(error)
 
-    def _find_the_lost(self) -> None:
-        """A decision that failed half way has decided more than it could say: carries out what the gate believes."""
-        now_s = self._clock.now_s()
+    def _unsaid(self) -> Sequence[Action]:
+        """A decision that failed half way has decided more than it could say: what the gate believes and nobody did.
+
+        Asks the gate for nothing that has to be worked out: that may fail as the decision did. A budget is told last.
+        """
+        actions: list[Action] = []
         for worker, passage in self._passages.items():
             state = self.gate.state_of(worker)
-            if not passage.inside and state == "live" and self.gate.waiting(worker, now_s) is None:
-                self._let(passage, Go())
+            if not passage.inside and state == "live":
+                actions.append(Let(worker, Go()))
             elif passage.inside and state == "live" and not passage.going.is_set():
-                self._resume(passage)
+                actions.append(Resume(worker))
             elif passage.inside and state == "held" and passage.going.is_set():
-                self._pause(passage)
-        budget_tokens = self.gate.snapshot(now_s).prefill_budget_tokens
-        if budget_tokens is not None:
-            self._set_budget(budget_tokens)
-        for worker in self._roll.workers():
-            if self.gate.state_of(worker) is None:
-                self._roll.gone(worker)
+                actions.append(Pause(worker))
+        actions += [Expire(worker) for worker in self._roll.workers() if self.gate.state_of(worker) is None]
+        return actions
 
     def _do(self, action: Action) -> None:
         match action:
@@ -439,13 +444,13 @@ class FloorDesk:
     async def _tick_on(self) -> None:
         while True:
             await self._something_to_do.wait()
-            self._tick()
             try:
+                self._tick()
                 await self._fits.save_when_due(self._model, self.gate.seen)
+                if not self._passages and self.gate.is_idle:
+                    self._something_to_do.clear()
             except Exception as error:
                 self._note_fault(error)
-            if not self._passages and self.gate.is_idle:
-                self._something_to_do.clear()
             await self._clock.sleep(self._settings.tick_s)
 
     def _tick(self) -> None:
