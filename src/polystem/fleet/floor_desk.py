@@ -36,7 +36,7 @@ from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock
 from polystem.engine.protocol import BranchId, CellEngine
-from polystem.errors import AdmissionRefused, EngineLost, PolystemError, Saturated, Unavailable
+from polystem.errors import AdmissionRefused, EngineLost, EngineRestarting, PolystemError, Unavailable
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.policies import PoolPolicies, asked_policy, check_floor
@@ -196,16 +196,14 @@ class FloorDesk:
         """The turn inside the gate: entering waits until it is let in, leaving tells the gate that it is over.
 
         A new worker waits as long as its request says, a continuation until it can go. A named worker that leaves
-        while it waits keeps its place. Raises AdmissionRefused, Draining, EngineLost, Unavailable.
+        while it waits keeps its place. One that came in with this turn, and whose turn then never ran, gives its seat
+        back. Raises AdmissionRefused, Draining, EngineLost, Unavailable.
         """
         passage, verdict = self._arrive(turn, cells)
         try:
             self._enter(passage, verdict)
             turn.verdict = await self._let_in(passage)
             yield passage
-        except Saturated:
-            self._give_seat_back(passage)
-            raise
         finally:
             self._leave(passage)
 
@@ -231,10 +229,15 @@ class FloorDesk:
         self.wake()
 
     def _checked(self, ask: Ask) -> Go | Wait | Refused:
-        """The gate's verdict. Raises Unavailable where the check itself fails."""
-        if self._engine.statistics().state == "failed":
-            raise EngineLost(self._engine.statistics().detail)
-        state = self.gate.state_of(ask.worker)
+        """The gate's verdict. Raises Unavailable where the check itself fails.
+
+        Raises EngineRestarting to newcomers while the engine is down: the gate, which does not know, might let them in.
+        """
+        engine, state = self._engine.statistics(), self.gate.state_of(ask.worker)
+        if engine.state == "failed":
+            raise EngineLost(engine.detail)
+        if engine.state != "ready" and state in (None, "queued"):
+            raise EngineRestarting(engine.detail)
         try:
             return self.gate.arrive(ask, self._clock.now_s())
         except Exception as error:
@@ -327,6 +330,10 @@ class FloorDesk:
         worker = passage.ask.worker
         if self._passages.get(worker) is not passage:
             return
+        never_ran = passage.newly_admitted and passage.turn.seated_at is None
+        if never_ran and self._closed is None:  # a server that ends keeps the seat for the next process
+            self.close_worker(worker, never_ran=True)
+            return
         del self._passages[worker]
         if passage.inside:
             self._end_turn(passage)
@@ -341,14 +348,6 @@ class FloorDesk:
             self.gate.end_turn(passage.ask.worker, self._clock.now_s(), output_tokens=tokens)
         except Exception as error:
             self._note_fault(error)
-
-    def _give_seat_back(self, passage: Passage) -> None:
-        """Gives back the seat of a worker that came in with this turn, and whom another gate then refused.
-
-        Its caller is told that no place is kept. A worker that has run before keeps its seat.
-        """
-        if passage.newly_admitted and passage.turn.seated_at is None:
-            self.close_worker(passage.ask.worker, never_ran=True)
 
     def close_worker(self, worker: str, *, never_ran: bool = False) -> bool:
         """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
