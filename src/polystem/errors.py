@@ -280,25 +280,37 @@ class WindowRefused(Saturated):
         self.largest_admissible_cells = largest_admissible_cells
 
 
+_COUNTED = {
+    "max workers": "workers", "queue full": "places", "seats": "sequences", "kv headroom exhausted": "cells"
+}  # fmt: skip
+"""What the gate's limits count."""
+
+
 class AdmissionRefused(Saturated):
     """One more worker is not let in now.
 
     `reason` is one of the gate's reasons; `place` counts those ahead in the queue, None where no place is kept.
+    Where the reason is about the floor, `floor_tps` is what this worker waits for; where it is about a limit, there
+    would be `wanted` with it, and may be `limit` at most.
     """
 
     def __init__(
         self, *, reason: str, retry_after_s: float, place: int | None = None, floor_tps: float | None = None,
-        pool_id: int | None = None,
+        wanted: int | None = None, limit: int | None = None, pool_id: int | None = None,
     ) -> None:  # fmt: skip
         whose = "" if pool_id is None else f"pool {pool_id} "
-        floor = "" if floor_tps is None else f" (floor {floor_tps:g} tokens/s)"
+        bound = "" if floor_tps is None else f" (floor {floor_tps:g} tokens/s)"
+        if limit is not None:
+            bound = f" ({wanted} {_COUNTED.get(reason, 'of them')} with it, at most {limit})"
         retry = f"retry after {retry_after_s:.1f} s"
         if place is not None:
             retry = f"{place} ahead of it, its place is kept; {retry} with the same session_id"
-        super().__init__(f"{whose}admission rejected: {reason}{floor}; {retry}", retry_after_s=retry_after_s)
+        super().__init__(f"{whose}admission rejected: {reason}{bound}; {retry}", retry_after_s=retry_after_s)
         self.reason = reason
         self.place = place
         self.floor_tps = floor_tps
+        self.wanted = wanted
+        self.limit = limit
         self.pool_id = pool_id
 
 

@@ -651,6 +651,38 @@ async def test_a_worker_that_was_let_in_goes_on_when_the_floor_is_raised_above_w
             await run(stage.fleet, of("b", floor_tps=6.0))
 
 
+@pytest.mark.parametrize(
+    ("reason", "figures"),
+    [
+        ("seats", " (2 sequences with it, at most 16)"),
+        ("kv headroom exhausted", " (74 cells with it, at most 1843)"),
+        ("burst", " (floor 100 tokens/s)"),
+        ("settling", " (floor 100 tokens/s)"),
+        ("queue", ""),
+    ],
+)
+async def test_a_refusal_names_the_numbers_that_its_reason_is_about(reason: Reason, figures: str) -> None:
+    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(5.0)), rule=Rule([reason]))
+    async with staged(floor=floor) as stage:
+        await played(stage, of("a"))
+        with pytest.raises(AdmissionRefused) as caught:
+            await run(stage.fleet, of("b", floor_tps=100.0, admit_wait_s=0.0))
+        assert caught.value.message.startswith(f"admission rejected: {reason}{figures}; 0 ahead of it")
+
+
+async def test_a_refusal_names_the_limit_on_workers_and_on_places() -> None:
+    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(5.0), max_workers=1, queue_limit=1))
+    async with staged(floor=floor) as stage:
+        await played(stage, of("a"))
+        waiting = begun(stage, of("b", admit_wait_s=5.0))
+        await stage.steps()
+        full = await refusal(stage, "c")
+        assert "queue full (2 places with it, at most 1); retry" in full.message
+        await stage.steps(6)
+        with pytest.raises(AdmissionRefused, match=r"max workers \(2 workers with it, at most 1\); 0 ahead"):
+            await waiting
+
+
 async def test_an_advised_floor_lets_everybody_in_and_says_what_binds() -> None:
     machine = Machine(base_s=0.04, per_stream_s=0.02)
     floor = keeping(14.0, admit_wait_s=0.0, mode="advisory")

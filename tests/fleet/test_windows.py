@@ -518,7 +518,7 @@ async def test_the_floor_gate_counts_a_window_as_used_and_lets_in_who_is_paid_by
         pool_id = await owner_with_pool(stage, 1024)
         await stage.steps(3)
         assert stage.view.cells_used >= 1024
-        with pytest.raises(AdmissionRefused, match="kv headroom exhausted"):
+        with pytest.raises(AdmissionRefused, match=r"kv headroom exhausted \(\d{4} cells with it, at most 990\)"):
             await run(stage.fleet, asking("plain", 3, session_id="plain"))
         heard = await played(stage, asking("p" * 200 + "x", 20, session_id="x", pool_id=pool_id))
         assert heard.usage.output_tokens == 20

@@ -120,7 +120,7 @@ def test_a_refused_worker_is_told_why_its_place_and_when_to_come_back() -> None:
     assert body["reason"] == error["reason"] == "floor"
     assert (error["code"], error["type"], error["param"]) == (429, "rate_limit_error", None)
     assert (error["place"], error["retry_after_s"]) == (3, 4.25)
-    assert error["message"].startswith("pool 2 admission rejected: floor")
+    assert error["message"].startswith("pool 2 admission rejected: floor (floor 15 tokens/s); 3 ahead of it")
 
 
 @pytest.mark.parametrize(

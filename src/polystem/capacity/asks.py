@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from polystem.capacity.policy import FloorPolicy
 
-__all__ = ["Ask", "Go", "Reason", "Refused", "RestoredWorker", "Verdict", "Wait", "WorkerState"]
+__all__ = ["Ask", "Bound", "Go", "Reason", "Refused", "RestoredWorker", "Verdict", "Wait", "WorkerState"]
 
 Reason: TypeAlias = Literal[
     "floor",
@@ -93,6 +93,18 @@ class Refused:
     reason: Reason
     retry_after_s: float
     place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a newcomer came up against, in numbers: the floor that it waits for, or a limit.
+
+    With it there would be `wanted`, and there may be `limit` at most. What the reason is not about is None.
+    """
+
+    floor_tps: float | None = None
+    wanted: int | None = None
+    limit: int | None = None
 
 
 Verdict: TypeAlias = Go | Wait | Refused

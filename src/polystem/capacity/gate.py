@@ -16,7 +16,7 @@ from itertools import islice
 from math import ceil
 
 from polystem.capacity.actions import Action, Expire, Forget, Let, Offload, Pause, Resume, SetBudget
-from polystem.capacity.asks import Ask, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
+from polystem.capacity.asks import Ask, Bound, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
 from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.learning import Learning
@@ -214,10 +214,9 @@ class FloorGate:
         """What was seen so far, to be stored beside the fit; None where no turn was."""
         return self._parts.estimate.seen(self._parts.meter.most_carried or self._parts.known_streams)
 
-    @property
-    def floor_tps(self) -> float | None:
-        """The highest floor that is kept now."""
-        return self._seating.kept_floor_tps()
+    def bound(self, ask: Ask, reason: Reason, now_s: float) -> Bound:
+        """The numbers behind a reason that keeps this newcomer out. Changes nothing."""
+        return self._seating.bound(ask, reason, now_s)
 
     def check_integrity(self) -> None:
         """Fails where the gate contradicts itself."""

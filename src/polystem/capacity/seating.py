@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polystem.capacity.asks import Ask, Reason
+from polystem.capacity.asks import Ask, Bound, Reason
 from polystem.capacity.facts import Facts
 from polystem.capacity.floor import most_that_hold
 from polystem.capacity.growth import CellPath, Group, groups_of
@@ -88,6 +88,24 @@ class Seating:
         if state.floor_tps is None:  # as for a guaranteed worker: cells and seats alone
             state = replace(state, live=0)
         return parts.floor_rule.blocks(state)
+
+    def bound(self, ask: Ask, reason: Reason, now_s: float) -> Bound:
+        """The numbers behind a reason that keeps this newcomer out."""
+        parts, floor_tps = self._parts, self.waits_for_tps(ask)
+        state = self.state_for(ask, floor_tps, now_s)
+        match reason:
+            case "max workers":
+                return Bound(wanted=state.live + 1, limit=parts.max_workers)
+            case "queue full":
+                return Bound(wanted=len(parts.queue) + 1, limit=parts.settings.queue_limit)
+            case "seats":
+                return Bound(wanted=state.seats_after, limit=state.seats_total)
+            case "kv headroom exhausted":
+                return Bound(wanted=state.cells_after, limit=state.cells_line)
+            case "queue" | "draining":
+                return Bound()
+            case _:
+                return Bound(floor_tps=floor_tps)
 
     def is_out_of_reach(self, floor_tps: float | None) -> bool:
         """Whether one alone, the cells of others gone, would be under the floor, once enough was seen to say so."""

@@ -317,11 +317,14 @@ class FloorDesk:
             return None
 
     def _refusal(self, ask: Ask, refused: Refused) -> AdmissionRefused:
+        bound = self.gate.bound(ask, refused.reason, self._clock.now_s())
         return AdmissionRefused(
             reason=refused.reason,
             retry_after_s=refused.retry_after_s,
             place=refused.place,
-            floor_tps=self.gate.floor_tps,
+            floor_tps=bound.floor_tps,
+            wanted=bound.wanted,
+            limit=bound.limit,
             pool_id=ask.pool_id,
         )
 
