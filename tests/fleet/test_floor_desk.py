@@ -201,7 +201,24 @@ async def test_a_client_that_leaves_while_it_waits_keeps_its_place_if_it_has_a_n
         waiting.cancel()
         await stage.steps()
         assert (stage.view.queued, stage.view.cancelled, stage.view.absent) == (queued, cancelled, queued)
+        assert stage.view.refused == {}
         stage.audit()
+
+
+async def test_no_seat_is_kept_for_a_client_that_left_without_hearing_when_to_come_back() -> None:
+    floor = FloorSettings(gate=GateSettings(max_workers=2, due_grace_s=100.0), admit_wait_s=None)
+    async with staged(floor=floor) as stage:
+        for name in "ab":
+            await played(stage, of(name))
+        leaving = begun(stage, of("c"))
+        await stage.steps()
+        leaving.cancel()
+        behind = begun(stage, of("d"))
+        await stage.steps(40)
+        await stage.fleet.close_session("a")
+        await stage.until_done(behind)
+        assert (stage.view.live, stage.view.queued, stage.view.absent) == (2, 1, 1)
+        assert stage.clock.now_s() < 60.0
 
 
 @pytest.mark.parametrize("name", ["b", None])
@@ -520,7 +537,7 @@ async def test_draining_turns_away_whoever_waits_and_lets_the_held_keep_their_se
             await waiting
         await stage.until_done(running)
         await draining
-        assert stage.view.queued == 1
+        assert (stage.view.queued, stage.view.refused) == (1, {})
         stage.audit()
 
 

@@ -303,14 +303,17 @@ class FloorDesk:
     def _give_up(self, passage: Passage) -> PolystemError:
         """Takes a passage out that was not let in in time; a named worker keeps its place for a retry."""
         del self._passages[passage.ask.worker]
-        refused = self._withdraw(passage)
+        refused = self._withdraw(passage, told=True)
         self._act()
         return _gate_failed() if refused is None else self._refusal(passage.ask, refused)
 
-    def _withdraw(self, passage: Passage) -> Refused | None:
-        """Tells the gate that a turn waits no longer; returns what it is told, None where the gate fails."""
+    def _withdraw(self, passage: Passage, *, told: bool = False) -> Refused | None:
+        """Tells the gate that a turn waits no longer; returns what its client is to be told, None where the gate fails.
+
+        Without `told` nobody hears when to come back, and no seat is kept for that moment.
+        """
         try:
-            return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named)
+            return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named, told=told)
         except Exception as error:
             self._note_fault(error)
             self._take_back(passage.ask, was_known=True)
