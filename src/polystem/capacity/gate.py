@@ -17,6 +17,7 @@ from math import ceil
 
 from polystem.capacity.actions import Action, Expire, Forget, Let, Offload, Pause, Resume, SetBudget
 from polystem.capacity.asks import Ask, Bound, Go, Reason, Refused, RestoredWorker, Verdict, Wait, WorkerState
+from polystem.capacity.budget import PrefillBudget
 from polystem.capacity.demand import Seen
 from polystem.capacity.facts import Facts, Step
 from polystem.capacity.learning import Learning
@@ -27,7 +28,7 @@ from polystem.capacity.queue import Place
 from polystem.capacity.relief import Relief
 from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
 from polystem.capacity.seating import Seating
-from polystem.capacity.step_model import StepLoad, StepModel
+from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.capacity.waits import Waits
 from polystem.capacity.workers import Worker
@@ -90,6 +91,7 @@ class FloorGate:
         self._waits = Waits(self._parts, self._seating)
         self._learning = Learning(self._parts, self._seating)
         self._relief = Relief(self._parts, self._seating)
+        self._budget = PrefillBudget(self._parts, self._seating)
         self._random = random.Random(seed)
         self._denied_at: Facts | None = None
         self._denied_in: tuple[object, ...] = ()
@@ -169,7 +171,7 @@ class FloorGate:
             actions += self._relief.act(now_s)
         self._let_held(now_s, actions)
         self._let_new(now_s, actions)
-        self._set_budget(actions)
+        actions += self._budget.act()
         return tuple(actions)
 
     # --- looking --------------------------------------------------------------------------------------------------
@@ -453,34 +455,6 @@ class FloorGate:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
             elif reason != "kv headroom exhausted" and not self._seating.asks_too_much(worker.ask):
                 return
-
-    def _set_budget(self, actions: list[Action]) -> None:
-        """Tells the engine how much it may prefill in a step, where that has changed by more than a little."""
-        parts, settings = self._parts, self._parts.settings
-        floor_tps = self._seating.kept_floor_tps() if parts.is_ours else None
-        if floor_tps is None:
-            tokens = settings.chunk_max_tokens
-            if parts.budget_tokens is None:
-                return
-        else:
-            tokens = self._budget_for(floor_tps)
-        before = parts.budget_tokens
-        if before is None or abs(tokens - before) * 8 > before:
-            parts.budget_tokens = tokens
-            actions.append(SetBudget(tokens))
-
-    def _budget_for(self, floor_tps: float) -> int:
-        parts, settings = self._parts, self._parts.settings
-        cells_read = parts.forecast.outside.cells_read
-        least = parts.model.least_prefill_tokens(
-            cells_read, floor_tps, share=settings.chunk_min_share, least=settings.chunk_min_tokens
-        )
-        if parts.ladder.under:
-            return least
-        decoding = parts.facts.decoding + int(parts.facts.decoding > 0 and parts.facts.prefilling > 0)
-        return parts.model.prefill_budget_tokens(
-            StepLoad(decoding, cells_read), floor_tps, least=least, most=settings.chunk_max_tokens
-        )
 
     # --- inside: telling ------------------------------------------------------------------------------------------
 
