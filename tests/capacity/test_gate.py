@@ -878,6 +878,26 @@ def test_workers_of_an_earlier_boot_come_back_to_their_places() -> None:
     assert let(stage.close("a")) == ["c"]
 
 
+def test_workers_of_an_earlier_boot_were_away_meanwhile_and_keep_what_they_were_let_in_with() -> None:
+    stage = Stage(None)
+    kept = [
+        RestoredWorker("fresh", "t"),
+        RestoredWorker("kept", "t", away_s=290.0, kept_tps=9.0, waited_for=True),
+        RestoredWorker("lapsed", "t", away_s=300.0),
+        RestoredWorker("queued", "t", queued=True, away_s=290.0),
+        RestoredWorker("forgotten", "t", queued=True, away_s=300.0),
+    ]
+    stage.gate.restore(kept, stage.now_s)
+    stage.decide()
+    assert stage.ended == {"lapsed": "expired", "forgotten": "forgotten"}
+    assert stage.gate.kept_for("kept") == (9.0, True)
+    assert (stage.view.submitted, stage.view.done, stage.view.cancelled) == (5, 1, 1)
+    stage.passes(11.0)
+    assert stage.ended.keys() == {"lapsed", "forgotten", "kept", "queued"}
+    assert stage.arrive("fresh", "t") == Go()
+    assert stage.view.demand.think_s == 0, "what began in another boot was not seen"
+
+
 def test_an_engine_that_restarts_is_doubted_and_its_pauses_are_forgotten() -> None:
     stage = filled(4)
     stage.gate.engine_restarted(stage.now_s)

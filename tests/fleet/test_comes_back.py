@@ -58,10 +58,16 @@ class HeldStore(FleetStore):
 
 @asynccontextmanager
 async def booted(
-    path: Path, *, floor: FloorSettings | None = None, cells: int = 2048, sequences: int = 16, **settings: object
+    path: Path,
+    *,
+    floor: FloorSettings | None = None,
+    cells: int = 2048,
+    sequences: int = 16,
+    later_s: float = 0.0,
+    **settings: object,
 ) -> AsyncGenerator[Process, None]:
-    """One process on the file."""
-    clock = VirtualClock(wall_start_s=1_000_000.0)
+    """One process on the file, that begins so much later than the first one."""
+    clock = VirtualClock(wall_start_s=1_000_000.0 + later_s)
     sizes = ScriptedSettings(cells=cells, sequences=sequences, context_tokens=1024, prefill_chunk_tokens=64)
     engine = ScriptedEngine(sizes, clock=clock, step_cost=lambda _decoding, _cells, _prefilled: 1.0)
     chosen = FleetSettings(**settings)  # pyright: ignore[reportArgumentType]
@@ -158,6 +164,66 @@ async def test_what_a_worker_asked_for_binds_after_a_restart_as_well(tmp_path: P
         assert second.view.floor_tps == 0.5
         await second.fleet.close_session("in")
         assert second.view.floor_tps is None
+
+
+@pytest.mark.parametrize(("later_s", "inside"), [(200.0, 1), (400.0, 0), (1e6, 0)])
+async def test_the_time_that_a_worker_may_be_away_runs_while_no_server_does(
+    tmp_path: Path, later_s: float, inside: int
+) -> None:
+    async with booted(tmp_path / "store", floor=few_at_once(1)) as first:
+        await played(first, of("in"))
+        assert await refused_place(first, "out") == 0
+    async with booted(tmp_path / "store", floor=few_at_once(1), later_s=later_s) as second:
+        await second.steps()
+        view = second.view
+        assert (view.live, view.queued, view.done, view.cancelled) == (inside, inside, 1 - inside, 1 - inside)
+        await second.steps(120)
+        assert (second.view.submitted, second.view.done, second.view.cancelled) == (2, 1, 1)
+        assert (await played(second, of("new", admit_wait_s=0.0))).usage.output_tokens == 4
+        second.audit()
+    async with booted(tmp_path / "store", floor=few_at_once(1), later_s=later_s) as third:
+        assert (third.view.live, third.view.queued) == (1, 0)
+
+
+async def test_whoever_was_there_when_the_process_was_killed_has_all_its_time_to_come_back(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store", floor=few_at_once(1, admit_wait_s=None)) as first:
+        there = [begun(first, of(name, 900)) for name in ("in", "out")]
+        await first.steps(400)
+        left = left_by_a_kill(first.store.path)
+        for task in there:
+            task.cancel()
+    async with booted(left, floor=few_at_once(1), later_s=3000.0) as second:
+        await second.steps(290)
+        assert (second.view.live, second.view.queued) == (1, 1)
+        await second.steps(20)
+        assert (second.view.live, second.view.queued) == (0, 0)
+
+
+async def test_who_was_let_in_with_a_warning_binds_nobody_after_a_restart_either(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store", floor=FloorSettings()) as first:
+        pool_id = await created(first, PREFIX, pin=True)
+        first.fleet.set_pool_policy(pool_id, FloorPolicy(1000.0, on_saturation="warn"))
+        await played(first, of("a", pool_id=pool_id))
+        await played(first, of("warned", pool_id=pool_id))
+        await first.fleet.close_session("a")
+        assert first.view.floor_tps is None
+        await first.steps()
+        left = left_by_a_kill(first.store.path)
+    async with booted(left, floor=FloorSettings()) as second:
+        assert (second.view.live, second.view.floor_tps) == (1, None)
+
+
+async def test_the_floor_of_a_pool_is_kept_for_its_workers_after_a_restart_as_it_was(tmp_path: Path) -> None:
+    async with booted(tmp_path / "store", floor=FloorSettings()) as first:
+        pool_id = await created(first, PREFIX, pin=True)
+        first.fleet.set_pool_policy(pool_id, FloorPolicy(0.5))
+        await played(first, of("in", pool_id=pool_id))
+        first.fleet.set_pool_policy(pool_id, FloorPolicy(0.8))
+        await first.steps()
+        assert first.view.floor_tps == 0.5
+        left = left_by_a_kill(first.store.path)
+    async with booted(left, floor=FloorSettings()) as second:
+        assert second.view.floor_tps == 0.5
 
 
 async def test_who_was_closed_or_gave_up_its_place_does_not_come_back(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def held(path: Path) -> Kept:
 
 
 def worker(name: str, **fields: object) -> StoredWorker:
-    usual = StoredWorker(name, tenant="default", state="live", place=0, submitted_wall_s=1e9)
+    usual = StoredWorker(name, tenant="default", state="live", place=0, left_wall_s=1e9)
     return replace(usual, **fields)
 
 
@@ -106,7 +106,7 @@ def database(path: Path) -> Generator[sqlite3.Connection, None, None]:
 def test_the_next_server_finds_workers_transcripts_and_pools_as_they_were_put(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "store.sqlite"
     queued = worker("w-1", tenant="ü", state="queued", place=7, floor_tps=2.5, pool_id=3, cells=900)
-    odd = worker("\ud800 alone", place=2**40, submitted_wall_s=1.25)
+    odd = worker("\ud800 alone", place=2**40, left_wall_s=None, waited_for=True)
     child = pool(
         9, range(40), parent_id=3, branch_pos=30, pinned=True, ephemeral=True, auto=True, owner="\udfff",
         created_at=0.5, policy={"floor_tps": 4.0, "mode": "advisory", "names": ["é", None]},
@@ -583,7 +583,7 @@ def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> 
     held(path)
     with database(path) as connection:
         connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ConfigError, match="is of version 7; this polystem reads versions up to 2"):
+    with pytest.raises(ConfigError, match="is of version 7; this polystem reads versions up to 3"):
         held(path)
 
 
@@ -593,13 +593,13 @@ def test_a_file_of_an_earlier_version_is_brought_up_to_date_or_refused_whole(
     path = tmp_path / "store"
     with opened(path) as (store, _):
         store.put_worker(worker("w", floor_tps=2.0))
-    monkeypatch.setattr(store_file, "VERSION", 4)
-    with pytest.raises(ConfigError, match="no way leads from version 2 to 3"):
-        held(path)
-    monkeypatch.setitem(steps(), 2, executes("UPDATE workers SET floor_tps = 9"))
+    monkeypatch.setattr(store_file, "VERSION", 5)
     with pytest.raises(ConfigError, match="no way leads from version 3 to 4"):
         held(path)
-    monkeypatch.setitem(steps(), 3, executes("UPDATE workers SET place = floor_tps + 1"))
+    monkeypatch.setitem(steps(), 3, executes("UPDATE workers SET floor_tps = 9"))
+    with pytest.raises(ConfigError, match="no way leads from version 4 to 5"):
+        held(path)
+    monkeypatch.setitem(steps(), 4, executes("UPDATE workers SET place = floor_tps + 1"))
     assert held(path)[0] == {"w": worker("w", floor_tps=9.0, place=10)}
     assert held(path)[0] == {"w": worker("w", floor_tps=9.0, place=10)}
 
@@ -615,6 +615,46 @@ def executes(statement: str) -> Callable[[sqlite3.Connection], None]:
         connection.execute(statement)
 
     return step
+
+
+VERSION_1 = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    "CREATE TABLE workers (session BLOB PRIMARY KEY, tenant BLOB NOT NULL, state TEXT NOT NULL, place INTEGER NOT NULL,"
+    " submitted_wall_s REAL NOT NULL, floor_tps REAL, pool_id INTEGER, cells INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE paths (session BLOB NOT NULL UNIQUE, tokens INTEGER NOT NULL)",
+    "CREATE TABLE parts (session BLOB NOT NULL, start INTEGER NOT NULL, ids BLOB NOT NULL,"
+    " PRIMARY KEY (session, start)) WITHOUT ROWID",
+    "CREATE TABLE pools (pool_id INTEGER PRIMARY KEY, ids BLOB NOT NULL, parent INTEGER, branch_pos INTEGER NOT NULL,"
+    " pinned INTEGER NOT NULL, ephemeral INTEGER NOT NULL, auto INTEGER NOT NULL, owner BLOB, created_at REAL NOT NULL,"
+    " policy TEXT)",
+    "INSERT INTO workers VALUES (x'61', x'74', 'live', 1, 1e9, 2.5, 3, 900),"
+    " (x'62', x'74', 'queued', 2, 1e9, NULL, NULL, 10)",
+    "PRAGMA application_id = 0x504C5953",
+)
+VERSION_2 = (
+    *VERSION_1,
+    "ALTER TABLE pools ADD COLUMN source_session BLOB",
+    "CREATE TABLE windows (session BLOB PRIMARY KEY, cells INTEGER NOT NULL, touched_wall_s REAL NOT NULL,"
+    " pending_cells INTEGER) WITHOUT ROWID",
+)
+
+
+@pytest.mark.parametrize(("version", "statements"), [(1, VERSION_1), (2, VERSION_2)])
+def test_workers_of_a_file_of_an_earlier_version_keep_their_places_and_floors(
+    tmp_path: Path, version: int, statements: Sequence[str]
+) -> None:
+    path = tmp_path / "store"
+    with database(path) as connection:
+        for statement in (*statements, f"PRAGMA user_version = {version}"):
+            connection.execute(statement)
+    usual = worker("", tenant="t", left_wall_s=None)
+    a = replace(usual, session_id="a", place=1, floor_tps=2.5, waited_for=True, pool_id=3, cells=900)
+    b = replace(usual, session_id="b", state="queued", place=2, cells=10)
+    for _ in range(2):
+        assert held(path)[0] == {"a": a, "b": b}
+    with opened(path) as (store, _):
+        store.put_worker(replace(a, left_wall_s=7.0))
+    assert held(path)[0] == {"a": replace(a, left_wall_s=7.0), "b": b}
 
 
 def test_the_database_of_another_program_is_refused_and_left_as_it_was(tmp_path: Path) -> None:

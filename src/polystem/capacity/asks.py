@@ -112,7 +112,13 @@ Verdict: TypeAlias = Go | Wait | Refused
 
 @dataclass(frozen=True, slots=True)
 class RestoredWorker:
-    """A worker of an earlier boot: live ones come back idle, queued ones absent, in the order given."""
+    """A worker of an earlier boot: live ones come back idle, queued ones absent, in the order given.
+
+    Args:
+        policy: what a queued one asks for; None for a live one.
+        away_s: how long it has been idle or absent already.
+        kept_tps, waited_for: the floor that is kept for a live one, and whether newcomers wait for it.
+    """
 
     worker: str
     tenant: str
@@ -121,3 +127,6 @@ class RestoredWorker:
     pool_id: int | None = None
     queued: bool = False
     booked: bool = False
+    away_s: float = 0.0
+    kept_tps: float | None = None
+    waited_for: bool = False

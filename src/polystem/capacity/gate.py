@@ -181,6 +181,11 @@ class FloorGate:
         known = self._parts.roster.workers.get(worker)
         return None if known is None else known.state
 
+    def kept_for(self, worker: str) -> tuple[float | None, bool]:
+        """The floor that the others keep for a worker that was let in, and whether newcomers wait for it."""
+        known = self._parts.roster.workers.get(worker)
+        return (None, False) if known is None else (known.kept_tps, known.waited_for)
+
     def waiting(self, worker: str, now_s: float) -> Wait | None:
         """Where a queued worker, or a held turn, stands now; None where it does not wait."""
         known = self._parts.roster.workers.get(worker)
@@ -242,7 +247,8 @@ class FloorGate:
     def restore(self, workers: Sequence[RestoredWorker], now_s: float) -> None:
         """Takes in the workers of an earlier boot: live ones idle, queued ones absent at their places, in this order.
 
-        The first of the queue is taken to be due now: it lost its request with the boot.
+        The first of the queue is taken to be due now: it lost its request with the boot. Whoever has been away for too
+        long goes with the next decision.
         """
         parts = self._parts
         for each in workers:
@@ -250,11 +256,14 @@ class FloorGate:
             worker = parts.roster.submit(ask, now_s)
             parts.queue.join(worker.name, each.tenant)
             if each.queued:
-                parts.queue.go_absent(worker.name, now_s, promised_at=now_s)
+                parts.queue.go_absent(worker.name, now_s - each.away_s, promised_at=now_s)
             else:
                 self._admit(worker, now_s)
+                worker.idle_at = now_s - each.away_s
+                worker.kept_tps, worker.waited_for = each.kept_tps, each.waited_for
                 worker.settle_until = 0.0
                 del parts.roster.warming[worker.name]
+        parts.roster.idle = dict(sorted(parts.roster.idle.items(), key=lambda each: each[1].idle_at))
 
     def engine_restarted(self, now_s: float) -> None:
         """The engine began anew: its tempo is doubted, its clock may be another, pauses are forgotten.
@@ -343,10 +352,10 @@ class FloorGate:
         parts = self._parts
         if worker.name in parts.roster.waiting:
             return self._waits.of(worker, now_s) or Go()
-        if worker.name in parts.roster.idle:
-            parts.estimate.thought(now_s - worker.idle_at)
-        else:
+        if worker.name not in parts.roster.idle:
             self._stop_turn(worker, now_s)
+        elif worker.turn_began_at is not None:  # else it has thought since an earlier boot, and waited for this one
+            parts.estimate.thought(now_s - worker.idle_at)
         ahead = bool(parts.roster.waiting) and parts.is_ours
         parts.roster.hold(worker, now_s)
         if not ahead and self._may_go(worker):

@@ -26,6 +26,7 @@ class Worker:
     `since_s` is when it was submitted, `told` the last promise to it: (when, how long it was advised to wait).
     `prepaid_tokens` its tenant was charged at its admission; `served_tokens` is what it was served in earlier turns.
     `seat` counts admissions: the lower, the older.
+    `turn_began_at` is None where it has had no turn since the gate began.
     `kept_tps` is the floor that its policy asks the others to keep, and `waited_for` whether newcomers wait for it.
     """
 
@@ -36,7 +37,7 @@ class Worker:
     passed_since: float | None = None
     admitted_at: float = 0.0
     seat: int = 0
-    turn_began_at: float = 0.0
+    turn_began_at: float | None = None
     idle_at: float = 0.0
     held_at: float = 0.0
     turn_tokens: int = 0

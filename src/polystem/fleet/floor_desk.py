@@ -312,6 +312,7 @@ class FloorDesk:
 
         Without `told` nobody hears when to come back, and no seat is kept for that moment.
         """
+        self._roll.left(passage.ask.worker)
         try:
             return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named, told=told)
         except Exception as error:
@@ -349,6 +350,7 @@ class FloorDesk:
         self.wake()
 
     def _end_turn(self, passage: Passage) -> None:
+        self._roll.left(passage.ask.worker)
         tokens = len(passage.turn.output)
         try:
             self.gate.end_turn(passage.ask.worker, self._clock.now_s(), output_tokens=tokens)
@@ -423,8 +425,7 @@ class FloorDesk:
 
     def _let(self, passage: Passage, verdict: Go) -> None:
         passage.inside = True
-        kept = verdict.reason is None  # one that is let in with a warning has no floor of its own
-        passage.newly_admitted = self._roll.admitted(passage.ask, passage.turn.request.floor_tps if kept else None)
+        passage.newly_admitted = self._roll.admitted(passage.ask, *self.gate.kept_for(passage.ask.worker))
         if not passage.let.done():
             passage.let.set_result(verdict)
 

@@ -30,7 +30,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker with a name. `place` orders the queue: who was submitted earlier has the lower number."""
+    """One worker with a name. `place` orders the queue: who was submitted earlier has the lower number.
+
+    `floor_tps` is what it asks for while it is queued, and from its admission on what the gate keeps for it;
+    `waited_for` says whether newcomers wait for that. `left_wall_s` is when it was last there, None while it is.
+    """
 
     worker: str
     tenant: str
@@ -38,7 +42,8 @@ class Member:
     pool_id: int | None
     cells: int
     place: int
-    submitted_wall_s: float
+    left_wall_s: float | None = None
+    waited_for: bool = False
 
 
 class Journal:
@@ -70,8 +75,9 @@ class Journal:
                     tenant=member.tenant,
                     state=state,
                     place=member.place,
-                    submitted_wall_s=member.submitted_wall_s,
+                    left_wall_s=member.left_wall_s,
                     floor_tps=member.floor_tps,
+                    waited_for=member.waited_for,
                     pool_id=member.pool_id,
                     cells=member.cells,
                 )
@@ -154,7 +160,8 @@ def members_of(stored: StoredFleet) -> Iterator[tuple[Member, WorkerState]]:
                 pool_id=worker.pool_id,
                 cells=worker.cells,
                 place=worker.place,
-                submitted_wall_s=worker.submitted_wall_s,
+                left_wall_s=worker.left_wall_s,
+                waited_for=worker.waited_for,
             )
             yield member, worker.state
 

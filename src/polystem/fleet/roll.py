@@ -44,23 +44,28 @@ class Roll:
 
     def queued(self, ask: Ask, floor_tps: float | None) -> None:
         """A turn waits. A continuation that is held stays admitted."""
-        if not ask.named or ask.worker in self._admitted:
-            return
-        known = self._queued.get(ask.worker)
-        member = self._queued[ask.worker] = self._as_asked(ask, floor_tps, known)
-        if member != known:
-            self._journal.worker(member, "queued")
+        if ask.worker in self._admitted:
+            self._goes_on(ask)
+        elif ask.named:
+            self._put(self._as_asked(ask, floor_tps), "queued")
 
-    def admitted(self, ask: Ask, floor_tps: float | None) -> bool:
-        """A turn is let in. Returns whether its worker is newly admitted."""
-        if not ask.named:
+    def admitted(self, ask: Ask, kept_tps: float | None, waited_for: bool) -> bool:
+        """A turn is let in, whose worker gets this floor. Returns whether it is newly admitted."""
+        if ask.worker in self._admitted:
+            self._goes_on(ask)
             return False
-        known = self._admitted.get(ask.worker)
-        member = self._as_asked(ask, floor_tps, known or self._queued.pop(ask.worker, None))
-        self._admitted[ask.worker] = member
-        if member != known:
-            self._journal.worker(member, "live")
-        return known is None
+        if ask.named:
+            member = replace(self._as_asked(ask, kept_tps), waited_for=waited_for)
+            self._queued.pop(ask.worker, None)
+            self._put(member, "live")
+        return ask.named
+
+    def left(self, worker: str) -> None:
+        """No turn of this worker runs or waits any more: it thinks, or is absent from its place."""
+        member = self._queued.get(worker) or self._admitted.get(worker)
+        if member is not None:
+            state = "queued" if worker in self._queued else "live"
+            self._put(replace(member, left_wall_s=self._clock.wall_s()), state)
 
     def gone(self, worker: str) -> None:
         """The worker is done or cancelled; its session may live on as a transcript."""
@@ -77,35 +82,40 @@ class Roll:
     ) -> Sequence[RestoredWorker]:
         """All members, as the gate of a new process takes them in: in the order of their places.
 
-        `is_booked` says of a worker and the pool that it named whether a window pays for its cells.
+        `is_booked` says of a worker and the pool that it named whether a window pays for its cells. One that was there
+        when its process ended is away from now on: nobody knows when that was.
         """
+        wall_s = self._clock.wall_s()
         members = [(member, True) for member in self._queued.values()]
         members += [(member, False) for member in self._admitted.values()]
         return [
             RestoredWorker(
                 worker=member.worker,
                 tenant=member.tenant,
-                policy=asked_policy(server, policies.of(member.pool_id), member.floor_tps),
+                policy=asked_policy(server, policies.of(member.pool_id), member.floor_tps) if queued else None,
                 cells=member.cells,
                 pool_id=member.pool_id,
                 queued=queued,
+                away_s=0.0 if member.left_wall_s is None else max(0.0, wall_s - member.left_wall_s),
+                kept_tps=None if queued else member.floor_tps,
+                waited_for=member.waited_for,
                 booked=is_booked(member.worker, member.pool_id),
             )
             for member, queued in sorted(members, key=lambda each: each[0].place)
         ]
 
-    def _as_asked(self, ask: Ask, floor_tps: float | None, known: Member | None) -> Member:
-        """The member with what this turn asks for; its place stays, and from its admission on its floor too."""
-        if known is not None and ask.worker in self._admitted:
-            return replace(known, cells=ask.cells)
-        if known is not None:
-            return replace(known, tenant=ask.tenant, floor_tps=floor_tps, pool_id=ask.pool_id, cells=ask.cells)
-        return Member(
-            worker=ask.worker,
-            tenant=ask.tenant,
-            floor_tps=floor_tps,
-            pool_id=ask.pool_id,
-            cells=ask.cells,
-            place=next(self._places),
-            submitted_wall_s=self._clock.wall_s(),
-        )
+    def _as_asked(self, ask: Ask, floor_tps: float | None) -> Member:
+        """A member that is there, with what this turn asks for; one that was queued keeps its place."""
+        known = self._queued.get(ask.worker)
+        place = next(self._places) if known is None else known.place
+        return Member(ask.worker, ask.tenant, floor_tps, ask.pool_id, ask.cells, place)
+
+    def _goes_on(self, ask: Ask) -> None:
+        """The next turn of a member that was let in; what it was let in with stays."""
+        self._put(replace(self._admitted[ask.worker], cells=ask.cells, left_wall_s=None), "live")
+
+    def _put(self, member: Member, state: WorkerState) -> None:
+        members = self._admitted if state == "live" else self._queued
+        if members.get(member.worker) != member:
+            members[member.worker] = member
+            self._journal.worker(member, state)

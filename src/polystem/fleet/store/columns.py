@@ -16,22 +16,26 @@ import numpy as np
 from polystem.fleet.store.rows import StoredPool, StoredWindow, StoredWorker, WorkerState
 from polystem.pool import TokenPath
 
-WORKERS = "session, tenant, state, place, submitted_wall_s, floor_tps, pool_id, cells"
+WORKERS = "session, tenant, state, place, left_wall_s, floor_tps, waited_for, pool_id, cells"
 POOLS = "pool_id, ids, parent, branch_pos, pinned, ephemeral, auto, owner, created_at, policy, source_session"
 WINDOWS = "session, cells, touched_wall_s, pending_cells"
 
 
 def workers_in(connection: sqlite3.Connection) -> Iterable[StoredWorker]:
-    for session, tenant, state, *rest in connection.execute(f"SELECT {WORKERS} FROM workers ORDER BY place, session"):
+    rows = connection.execute(f"SELECT {WORKERS} FROM workers ORDER BY place, session")
+    for session, tenant, state, place, left_wall_s, floor_tps, waited_for, pool_id, cells in rows:
         if state not in get_args(WorkerState):
             raise ValueError(f"session {name_of(session)!r} is in the state {state!r}")
-        yield StoredWorker(name_of(session), name_of(tenant), cast("WorkerState", state), *rest)
+        yield StoredWorker(
+            name_of(session), name_of(tenant), cast("WorkerState", state), place, left_wall_s, floor_tps,
+            bool(waited_for), pool_id, cells,
+        )  # fmt: skip
 
 
 def row_of_worker(worker: StoredWorker) -> tuple[Any, ...]:
     return (
-        raw(worker.session_id), raw(worker.tenant), worker.state, worker.place, worker.submitted_wall_s,
-        worker.floor_tps, worker.pool_id, worker.cells,
+        raw(worker.session_id), raw(worker.tenant), worker.state, worker.place, worker.left_wall_s,
+        worker.floor_tps, worker.waited_for, worker.pool_id, worker.cells,
     )  # fmt: skip
 
 

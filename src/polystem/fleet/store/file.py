@@ -44,7 +44,7 @@ Key: TypeAlias = tuple[Literal["worker", "path", "pool", "pool id", "window"], s
 Change: TypeAlias = StoredWorker | TokenPath | StoredPool | StoredWindow | int | None
 """The new value under a key; None deletes it."""
 
-VERSION = 2
+VERSION = 3
 _APPLICATION = 0x504C5953  # "PLYS": tells a store from another program's database
 _LOCK_WAIT_S = 0.2
 _NOTHING = TokenPath(())
@@ -53,10 +53,14 @@ _WINDOWS_TABLE = (
     "CREATE TABLE windows (session BLOB PRIMARY KEY, cells INTEGER NOT NULL, touched_wall_s REAL NOT NULL,"
     " pending_cells INTEGER) WITHOUT ROWID"
 )
+_WORKERS_TABLE = (
+    "CREATE TABLE workers (session BLOB PRIMARY KEY, tenant BLOB NOT NULL, state TEXT NOT NULL, place INTEGER NOT NULL,"
+    " left_wall_s REAL, floor_tps REAL, waited_for INTEGER NOT NULL, pool_id INTEGER, cells INTEGER NOT NULL)"
+    " WITHOUT ROWID"
+)
 _SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
-    "CREATE TABLE workers (session BLOB PRIMARY KEY, tenant BLOB NOT NULL, state TEXT NOT NULL, place INTEGER NOT NULL,"
-    " submitted_wall_s REAL NOT NULL, floor_tps REAL, pool_id INTEGER, cells INTEGER NOT NULL) WITHOUT ROWID",
+    _WORKERS_TABLE,
     "CREATE TABLE paths (session BLOB NOT NULL UNIQUE, tokens INTEGER NOT NULL)",
     "CREATE TABLE parts (session BLOB NOT NULL, start INTEGER NOT NULL, ids BLOB NOT NULL,"
     " PRIMARY KEY (session, start)) WITHOUT ROWID",
@@ -73,7 +77,21 @@ def _to_version_2(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE pools ADD COLUMN source_session BLOB")
 
 
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _to_version_2}
+def _to_version_3(connection: sqlite3.Connection) -> None:
+    """A worker's row says since when it is away, not when it was submitted, and whether newcomers wait for its floor.
+
+    Whoever was there is taken to be away from now on, and a floor that it asked for to be waited for.
+    """
+    connection.execute("ALTER TABLE workers RENAME TO workers_2")
+    connection.execute(_WORKERS_TABLE)
+    connection.execute(
+        f"INSERT INTO workers ({WORKERS}) SELECT session, tenant, state, place, NULL, floor_tps, floor_tps IS NOT NULL,"
+        " pool_id, cells FROM workers_2"
+    )
+    connection.execute("DROP TABLE workers_2")
+
+
+_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _to_version_2, 2: _to_version_3}
 """How a file of one version becomes one of the next: `{1: to_version_2}`. All steps run in one transaction."""
 
 _log = logging.getLogger(__name__)
@@ -241,7 +259,7 @@ class StoreFile:
         match key, change:
             case ("worker", str(name)), StoredWorker():
                 connection.execute(
-                    f"INSERT OR REPLACE INTO workers ({WORKERS}) VALUES (?{', ?' * 7})", row_of_worker(change)
+                    f"INSERT OR REPLACE INTO workers ({WORKERS}) VALUES (?{', ?' * 8})", row_of_worker(change)
                 )
             case ("worker", str(name)), None:
                 connection.execute("DELETE FROM workers WHERE session = ?", (raw(name),))

@@ -16,14 +16,19 @@ WorkerState: TypeAlias = Literal["queued", "live", "done"]
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """A session as the gate knows it. `place` orders queued workers; `submitted_wall_s` is seconds since 1970."""
+    """A session as the gate knows it. `place` orders queued workers.
+
+    `left_wall_s` is since when it is away, in seconds since 1970: None while a turn of it runs or waits. `floor_tps` is
+    what a queued one asks for, and what is kept for a live one; `waited_for` says whether newcomers wait for that.
+    """
 
     session_id: str
     tenant: str
     state: WorkerState
     place: int
-    submitted_wall_s: float
+    left_wall_s: float | None = None
     floor_tps: float | None = None
+    waited_for: bool = False
     pool_id: int | None = None
     cells: int = 0
 
