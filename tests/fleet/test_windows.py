@@ -535,3 +535,24 @@ async def test_a_worker_whose_window_came_back_is_not_counted_a_second_time(tmp_
     assert (windows_in(stage.fleet), stage.view.live) == ({"lead": 1024}, 1)
     assert (await played(stage, asking("plain", 100, session_id="plain"))).usage.output_tokens == 100
     await stage.fleet.aclose()
+
+
+async def test_who_holds_a_window_stays_a_worker_as_long_as_its_workers_keep_it_up(tmp_path: Path) -> None:
+    clock = VirtualClock(wall_start_s=1_000_000.0)
+    floor = few_at_once(2, admit_wait_s=0.0)
+    stage = await server(tmp_path / "store", clock, floor=floor)
+    pool_id = await owner_with_pool(stage)
+    await stage.passes(280, step_s=5)
+    await played(stage, asking("p" * 200 + "x", 5, session_id="x", pool_id=pool_id))
+    await stage.fleet.aclose()
+    await clock.advance(100.0)
+    stage = await server(tmp_path / "store", clock, floor=floor)
+    await stage.passes(100, step_s=5)
+    assert stage.view.live == 2
+    with pytest.raises(AdmissionRefused, match="max workers"):
+        await run(stage.fleet, asking("new", 3, session_id="new"))
+    assert (await played(stage, asking("a lead's prompt", 5, session_id="lead"))).usage.output_tokens == 5
+    await stage.passes(310, step_s=5)
+    assert (windows_in(stage.fleet), stage.view.live, stage.view.done) == ({}, 0, 2)
+    stage.audit()
+    await stage.fleet.aclose()

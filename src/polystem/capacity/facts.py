@@ -37,6 +37,7 @@ class Facts:
         seats_total: sequence ids of the engine; 0 where it has no such limit.
         turn_tokens: output tokens so far of each running turn, by worker; 0 while its prompt is being read.
         worker_cells: private cells of each worker now.
+        window_holders: sessions that hold a window: as workers they are there for as long.
     """
 
     steps: tuple[Step, ...] = ()
@@ -51,6 +52,7 @@ class Facts:
     seats_used: int = 0
     turn_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     worker_cells: Mapping[str, int] = field(default_factory=dict[str, int])
+    window_holders: frozenset[str] = frozenset()
 
     @property
     def held_cells(self) -> int:

@@ -398,8 +398,9 @@ class FloorGate:
         for worker in list(parts.roster.idle.values()):
             if worker.idle_at > long_ago:
                 break
-            self._end(worker, now_s, cancelled=False)
-            actions.append(Expire(worker.name))
+            if worker.name not in parts.facts.window_holders:
+                self._end(worker, now_s, cancelled=False)
+                actions.append(Expire(worker.name))
 
     def _let_held(self, now_s: float, actions: list[Action]) -> None:
         """Turns that stand still come first, when the ladder has them back or nothing else runs; then those that wait.

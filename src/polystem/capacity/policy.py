@@ -99,7 +99,7 @@ class GateSettings:
         chunk_min_tokens: least prefill in a step, whatever the floor says; where so much takes more than
             `chunk_min_share` of a step at the floor, as much as takes that.
         chunk_max_tokens: most prefill in a step.
-        session_ttl_s: an idle live worker is counted as done after so long.
+        session_ttl_s: an idle live worker is counted as done after so long, unless it holds a window.
         place_kept_s: an absent queued worker keeps its place so long.
         due_grace_s: a seat is kept for the first in the queue so long after the moment its retry was promised for.
         turn_gate: hold a continuation whose decoding would push the others under the floor.

@@ -51,6 +51,7 @@ class FactsReader:
             seats_used=ledger.pools_held + len(held),
             turn_tokens={worker: len(turn.output) for worker, turn in inside.items()},
             worker_cells={worker: account.claimed_cells for worker, account in held.items()},
+            window_holders=frozenset(window.session_id for window in ledger.windows),
         )
 
     def _reserved_cells(self, held: Iterable[Account]) -> int:
