@@ -427,6 +427,46 @@ def test_a_full_queue_refuses_and_does_not_count() -> None:
     assert stage.view.refused == {"queue full": 1}
 
 
+def test_absent_places_of_one_tenant_do_not_keep_another_out() -> None:
+    stage = Stage(None, max_workers=1, queue_limit=4)
+    stage.arrive("in")
+    for index in range(4):
+        stage.arrive(f"a{index}", "a")
+        stage.leave(f"a{index}")
+    assert isinstance(stage.arrive("a4", "a"), Refused), "all of its own were told that they have a place"
+    verdict = stage.arrive("b", "b")
+    assert isinstance(verdict, Wait)
+    assert verdict.place == 1
+    stage.decide()
+    assert (stage.ended, stage.view.queued, stage.view.cancelled) == ({"a3": "forgotten"}, 4, 1)
+    assert stage.decide() == []
+
+
+def test_who_did_not_come_back_when_it_was_told_to_gives_way_to_who_waits() -> None:
+    stage = Stage(None, max_workers=1, queue_limit=2)
+    for name in "abc":
+        stage.arrive(name)
+    for name in "bc":
+        assert stage.leave(name) is not None
+    assert isinstance(stage.arrive("d"), Refused)
+    stage.passes(200.0)
+    assert isinstance(stage.arrive("d"), Wait)
+    assert isinstance(stage.arrive("b"), Wait), "c gives way to b, who comes as a newcomer"
+    assert isinstance(stage.arrive("e"), Refused), "two wait"
+    stage.decide()
+    assert stage.ended == {"c": "forgotten"}
+    assert let(stage.close("a")) == ["d"]
+
+
+def test_a_queue_of_workers_who_wait_is_full_however_many_are_absent() -> None:
+    stage = Stage(None, max_workers=1, queue_limit=1)
+    stage.gate.restore([RestoredWorker(name, "a", queued=name != "in") for name in ("in", *"xyz")], stage.now_s)
+    stage.passes(20.0)
+    assert isinstance(stage.arrive("d"), Wait)
+    assert isinstance(stage.arrive("e"), Refused)
+    assert (stage.view.queued, stage.view.absent) == (3, 2)
+
+
 def test_without_a_queue_there_is_still_room_for_who_can_go_at_once() -> None:
     stage = Stage(None, max_workers=1, queue_limit=0)
     assert isinstance(stage.arrive("a"), Go)

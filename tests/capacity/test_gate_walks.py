@@ -31,7 +31,9 @@ class Walk:
 
     def __init__(self) -> None:
         machine = Coefficients(0.020, 0.004, 6e-6, 0.0004)
-        self.stage = Stage(machine=machine, cells_total=60_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0)
+        self.stage = Stage(
+            machine=machine, cells_total=60_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0, queue_limit=3
+        )
         self.known: set[str] = set()
         self.present: set[str] = set()
         self.lives: dict[int, int] = {}
@@ -54,6 +56,7 @@ class Walk:
         if isinstance(verdict, Wait):
             assert verdict.place < len(self.known)
             self.present.add(name)
+        self.stage.decide()
 
     def leave(self, a: int, b: int) -> None:
         name = self.name(a)
@@ -162,6 +165,7 @@ class Walk:
         assert {row.worker for row in view.rows} == self.known
         assert view.running + view.paused == len(stage.tokens)
         assert self.present == {row.worker for row in view.rows if row.present and row.worker not in stage.tokens}
+        assert view.queued <= stage.settings.queue_limit
         assert view.running or not view.held
         assert view.live + view.held or not self.present
         seen = {row.worker for row in view.rows if row.cells is not None}

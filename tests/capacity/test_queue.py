@@ -187,3 +187,48 @@ def test_a_newcomer_is_told_the_place_that_it_gets(tenant: str) -> None:
     told = line.length_for(tenant)
     line.join("x", tenant)
     assert line.place_of("x") == told
+
+
+def crowd(**absent: int) -> FairQueue:
+    """So many places of each tenant, all absent and told to come back at 60 s."""
+    line = queue()
+    for tenant, number in absent.items():
+        for index in range(number):
+            line.join(f"{tenant}{index}", tenant)
+            line.go_absent(f"{tenant}{index}", float(index), promised_at=60.0)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "now_s", "spare"),
+    [
+        ("c", 10.0, "b2"),  # of who has most, who would be served last
+        ("a", 10.0, None),  # with the newcomer a has as many as b has absent
+        ("b", 10.0, None),  # who comes back in time finds its place, whoever of its own tenant came later
+        ("b", 65.0, None),
+        ("b", 65.1, "b0"),  # the longest absent of those who did not come
+        ("a", 65.1, "b0"),
+    ],
+)
+def test_a_newcomer_takes_the_place_of_who_did_not_come_or_of_a_tenant_that_has_more(
+    newcomer: str, now_s: float, spare: str | None
+) -> None:
+    line = crowd(a=2, b=3)
+    line.join("new", newcomer)
+    assert line.spare(newcomer, now_s) == spare
+
+
+def test_who_was_promised_nothing_gives_way_first() -> None:
+    line = crowd(a=2, b=1)
+    line.go_absent("a1", 5.0, promised_at=None)
+    line.go_absent("b0", 9.0, promised_at=None)
+    line.join("new", "a")
+    assert line.spare("a", 10.0) == "a1"
+
+
+def test_nobody_who_waits_gives_way() -> None:
+    line = crowd(a=3)
+    for index in range(3):
+        line.come_back(f"a{index}")
+    line.join("new", "b")
+    assert line.spare("b", 1000.0) is None

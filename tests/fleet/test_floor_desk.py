@@ -171,6 +171,23 @@ async def test_a_full_queue_refuses_without_a_place() -> None:
         stage.audit()
 
 
+async def test_absent_places_of_one_tenant_leave_room_in_the_queue_for_others() -> None:
+    async with staged(floor=FloorSettings(gate=GateSettings(max_workers=1, queue_limit=3))) as stage:
+        await played(stage, of("a"))
+        for name in "bcd":
+            await refusal(stage, name)
+        waiting = begun(stage, of("other", tenant="other"))
+        await stage.steps(2)
+        assert (stage.view.queued, stage.view.absent, stage.view.cancelled) == (3, 2, 1)
+        desk = stage.fleet.floor_desk
+        assert desk is not None
+        assert not desk.knows("d")
+        assert "d" not in {session.session_id for session in stage.fleet.statistics().sessions if session.worker}
+        await stage.fleet.close_session("a")
+        await stage.until_done(waiting)
+        stage.audit()
+
+
 async def test_a_place_that_nobody_comes_back_for_is_given_up() -> None:
     floor = FloorSettings(gate=GateSettings(max_workers=1, place_kept_s=60.0))
     async with staged(floor=floor) as stage:

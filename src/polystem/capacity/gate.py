@@ -289,8 +289,14 @@ class FloorGate:
         worker = parts.roster.submit(ask, now_s)
         parts.queue.join(worker.name, ask.tenant)
         verdict = self._begin_or_wait(worker, now_s)
-        if isinstance(verdict, Go) or len(parts.queue) <= parts.settings.queue_limit:
+        limit = parts.settings.queue_limit
+        if isinstance(verdict, Go) or len(parts.queue) <= limit:
             return verdict
+        spare = parts.queue.spare(ask.tenant, now_s) if parts.queue.present <= limit else None
+        if spare is not None:
+            self._end(parts.roster.workers[spare], now_s, cancelled=True)
+            parts.forgotten.append(spare)
+            return self._waits.of(worker, now_s) or verdict
         parts.queue.leave(worker.name)
         parts.roster.withdraw(worker)
         return self._refuse("queue full", self._jittered(verdict.expected_wait_s))
@@ -393,7 +399,9 @@ class FloorGate:
         parts = self._parts
         for name in parts.queue.lapsed(now_s):
             self._end(parts.roster.workers[name], now_s, cancelled=True)
-            actions.append(Forget(name))
+            parts.forgotten.append(name)
+        actions += [Forget(name) for name in parts.forgotten if name not in parts.roster]  # some are here again
+        parts.forgotten.clear()
         long_ago = now_s - parts.settings.session_ttl_s
         for worker in list(parts.roster.idle.values()):
             if worker.idle_at > long_ago:

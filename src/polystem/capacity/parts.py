@@ -42,6 +42,7 @@ class GateParts:
         budget_tokens: the prefill budget that was told last.
         grows, shrinks: how often a worker was let in or taken back; was held, paused or left.
         refused: turns that were told to come back, by reason.
+        forgotten: absent workers that gave way to newcomers since the last decision, which tells of them.
     """
 
     settings: GateSettings
@@ -68,6 +69,7 @@ class GateParts:
     grows: int = 0
     shrinks: int = 0
     refused: dict[str, int] = field(default_factory=dict[str, int])
+    forgotten: list[str] = field(default_factory=list[str])
 
     @classmethod
     def of(cls, settings: GateSettings, model: StepModel, rule: AdmissionRule | None, seen: Seen | None) -> GateParts:

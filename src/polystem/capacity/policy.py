@@ -73,7 +73,9 @@ class GateSettings:
     Args:
         policy: holds for whoever brings none of its own.
         max_workers: a fixed limit besides the floor.
-        queue_limit: workers that may wait for their first turn; more are refused.
+        queue_limit: workers that may wait for their first turn, absent ones included. Where there are more, an absent
+            one gives way that did not come when it was told to, or whose tenant has more absent than the newcomer's has
+            waiting; else the newcomer is refused.
         under_share: eps, the share of stream time that may be under the floor.
         upper_z: standard deviations added to a predicted step.
         hysteresis: h; a worker is let in below eps * (1 - h).

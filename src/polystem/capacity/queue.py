@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -154,6 +155,23 @@ class FairQueue:
                 found.append(place.worker)
         return found
 
+    def spare(self, tenant: str, now_s: float) -> str | None:
+        """Whose place goes for that of a newcomer of this tenant, where there are too many; None where nobody's does.
+
+        Only an absent one's: first the longest absent of those who were promised nothing, or did not come when told to;
+        else the last of a tenant more of whose places are absent than this one has in all. Tenants with most absent
+        places come first. Looks at every place.
+        """
+        absent = [place for place in self._places.values() if not place.present]
+        number = Counter(place.tenant for place in absent)
+        missed = [place for place in absent if self._has_missed(place, now_s)]
+        if missed:
+            return min(missed, key=lambda place: (-number[place.tenant], place.kept_until)).worker
+        most = max(number, key=number.__getitem__, default=tenant)
+        if number[most] <= len(self._lines[tenant].orders):
+            return None
+        return max((place for place in absent if place.tenant == most), key=lambda place: place.order).worker
+
     # --- who is next ----------------------------------------------------------------------------------------------
 
     def first(self) -> Place | None:
@@ -256,10 +274,9 @@ class FairQueue:
             place = self._by_order.get(order)
             if place is not None and not place.present and place.promised_at == promised_at:
                 self._due[order] = place
-        missed = [
-            order
-            for order, place in self._due.items()
-            if place.promised_at is None or place.promised_at + self._due_grace_s < now_s
-        ]
-        for order in missed:
+        for order in [order for order, place in self._due.items() if self._has_missed(place, now_s)]:
             del self._due[order]
+
+    def _has_missed(self, place: Place, now_s: float) -> bool:
+        """Whether nobody is expected on an absent place: nothing was promised to its worker, or it did not come."""
+        return place.promised_at is None or place.promised_at + self._due_grace_s < now_s
