@@ -70,7 +70,12 @@ def figures_of(results: Mapping[int, Mapping[str, Sequence[Run]]]) -> Iterator[F
             yield Figure.of(f"wall, {arm}, {where}", [run.outcome.wall_s for run in all_of_it], "s")
             p50s = [run.outcome.p50_from_submission_s for run in all_of_it]
             yield Figure.of(f"p50 of delivery from submission, {arm}, {where}", p50s, "s")
-            yield Figure.of(f"cells moved, {arm}, {where}", [float(run.cells_moved) for run in all_of_it], "cells")
+            moved = [float(run.cells_moved) for run in all_of_it]
+            yield Figure.of(
+                f"cells moved, {arm}, {where}", moved, "cells", Goal(">=", 1) if arm == CLOSED else Goal("==", 0)
+            )
+            yield Figure(f"packages lost, {arm}, {where}", sum(run.outcome.lost for run in all_of_it), "packages",
+                         len(all_of_it), goal=Goal("==", 0))  # fmt: skip
 
 
 async def main() -> int:

@@ -3,17 +3,19 @@
     python -m bench.gate [--model nano | --model smollm2] [--quick | --full] [--check]
 
 A replay in this process: the same token work in every arm, tool gaps included, on a fresh fleet whose prefix is stored
-before the packages arrive. The engine decodes in a child process, as it does when it serves. Ours begins with what runs
-before it have learned, as a server does that was up before; "cold" knows nothing of the machine. The floor is 1.5 times
+before the packages arrive. The engine decodes in a child process, as it does when it serves. Ours begins with what one
+run of the same packages has taught it, as a server does that was up before; "cold" knows nothing of the machine. A
+fixed limit is that alone: prompts come in chunks of 512 beside streams, no turn is held. The floor is 1.5 times
 what one stream gets when all sixteen decode at once, measured first in the same run, so sixteen are past the knee. A
 stream is under the floor in a window of 2 s of its decode time whose rate is below it.
 
- 1. Every fixed limit, once (a quick run: one of them). The fastest that keep the floor are candidates.
+ 1. Every fixed limit, once (SmolLM2: from 3 to 12; a quick run: one). The fastest that keep the floor, or nearly, are
+    candidates.
  2. No gate, the candidates and ours, in an order that turns round: those of a round are pairs. The candidate to beat is
     the fastest whose mean share over its rounds keeps the floor. Then ours cold, and the measured-mean gate.
- 3. Three disturbances: foreign load, a context that grows fivefold, tools that become fast. How long until the floor
-    holds again, and whether any fixed limit does as well as ours on all three, in most of its rounds; one that fails on
-    one runs no further.
+ 3. Three disturbances: foreign load, a context that grows fivefold, tools that become fast. For how long the floor
+    stays broken at most, and whether any fixed limit does as well as ours on all three, in most of its rounds; one that
+    fails on one runs no further.
  4. A prompt of 6,000 tokens that arrives while eight decode, with the prefill budget and without.
 
 Each model has a record of its own; without --model both are measured. 3 and 4 are measured on courier-nano alone. A
@@ -35,7 +37,7 @@ from typing import Any
 
 from bench.gate_contest import COLD, MEASURED_MEAN, NO_GATE, OURS, Contest, Disturbed, Rival, static
 from bench.gate_disturbed import KINDS
-from bench.gate_figures import ArmPoint, Outcome, best_at_floor, candidates, front, mean_point
+from bench.gate_figures import ArmPoint, Outcome, best_at_floor, candidates, finite, front, mean_point
 from bench.gate_load import Machine, draw_load
 from bench.gate_prompt import CHUNK_TOKENS, PROMPT_TOKENS, WORKERS, Gap, floor_for_prompt, worst_gap
 from bench.models import NANO, SMOLLM2, model_path
@@ -84,7 +86,7 @@ class Size:
 
 EACH_LIMIT = tuple(range(1, PACKAGES))
 FULL = {
-    SMOLLM2: Size(crowd_rounds=3, limits=EACH_LIMIT, candidates=2, pairs=5, others=2),
+    SMOLLM2: Size(crowd_rounds=3, limits=tuple(range(3, 13)), candidates=2, pairs=5, others=2),
     NANO: Size(
         crowd_rounds=3, limits=EACH_LIMIT, candidates=2, pairs=5, others=2, kinds=tuple(KINDS), disturbed_rounds=3,
         rival_limits=EACH_LIMIT, prompt_rounds=3,
@@ -168,9 +170,10 @@ def figures_of(results: Results) -> list[Figure]:
 def _ours(results: Results) -> Iterator[Figure]:
     """What ours is asked for by itself."""
     model, ours, contest = results.model, results.rounds[OURS], results.contest
-    yield Figure.of(f"share under the floor, {OURS}, {model}", _values(ours, "share_under"), "share", Goal("<=", 0.05))
-    yield Figure.of(f"share under half the floor, {OURS}, {model}", _values(ours, "share_deep"), "share",
-                    Goal("<=", 0.005))  # fmt: skip
+    for what, attribute, most in (("the floor", "share_under", 0.05), ("half the floor", "share_deep", 0.005)):
+        shares = _values(ours, attribute)
+        yield Figure(f"share under {what}, mean, {OURS}, {model}", statistics.fmean(shares), "share", len(shares),
+                     (min(shares), max(shares)), Goal("<=", most))  # fmt: skip
     yield Figure(f"packages delivered, least of any run, {OURS}, {model}", min(_values(ours, "delivered")),
                  f"of {PACKAGES}", len(ours), goal=Goal("==", PACKAGES))  # fmt: skip
     yield Figure(f"packages lost, {OURS}, {model}", sum(_values(ours, "lost")), "packages", len(ours),
@@ -217,7 +220,7 @@ def _each_arm(results: Results) -> Iterator[Figure]:
     for name, outcomes in results.contest.outcomes.items():
         where = f"{name}, {results.model}{' (on the front)' if name in best else ''}"
         yield Figure.of(f"wall, {where}", _values(outcomes, "wall_s"), "s")
-        if name != OURS:  # it has a goal, and stands above
+        if name != OURS:  # its mean has a goal, and stands above
             yield Figure.of(f"share under the floor, {where}", _values(outcomes, "share_under"), "share")
     for name, outcomes in results.rounds.items():
         where = f"{name}, {results.model}"
@@ -237,6 +240,9 @@ def _of_disturbances(results: Results) -> Iterator[Figure]:
         yield Figure.of(f"share under the floor, {kind}, {OURS}, {results.model}",
                         [run.outcome.share_under for run in runs], "share")  # fmt: skip
         yield Figure.of(f"wall, {kind}, {OURS}, {results.model}", [run.outcome.wall_s for run in runs], "s")
+        delivered = [run.outcome.delivered for run in runs]
+        yield Figure(f"packages delivered, least of any run, {kind}, {OURS}, {results.model}", min(delivered),
+                     f"of {PACKAGES}", len(runs), goal=Goal("==", PACKAGES))  # fmt: skip
     if results.alone_tps is not None:
         yield Figure(f"rate of one worker alone over the floor, {next(iter(results.disturbed))}, {results.model}",
                      results.alone_tps / results.floor_tps, "ratio")  # fmt: skip
@@ -269,7 +275,7 @@ def told(results: Results) -> dict[str, Any]:
         "front": front(results.contest.points()),
         "runs": {name: [each.told() for each in outcomes] for name, outcomes in results.contest.outcomes.items()},
         "disturbed": {
-            kind: [run.outcome.told() | {"found_again_s": run.found_again_s} for run in runs]
+            kind: [run.outcome.told() | {"found_again_s": finite(run.found_again_s)} for run in runs]
             for kind, runs in results.disturbed.items()
         },
         "fixed limits disturbed": {

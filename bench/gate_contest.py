@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from bench.gate_disturbed import disturbance
-from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, outcome_of
+from bench.gate_figures import ArmPoint, Outcome, as_good, found_again_s, mean_point, outcome_of
 from bench.gate_load import LIMIT_S, Arm, ArmRun, Load, Machine, run_arm
 from bench.record import tell
 from polystem.capacity.fits import FitStore
@@ -53,7 +53,7 @@ def make_arm(name: str, floor_tps: float, fits: FitStore | None = None) -> Arm:
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """A disturbed run; `found_again_s` from when it was disturbed until its floor held."""
+    """A disturbed run; `found_again_s` is the longest for which its floor stayed broken."""
 
     kind: str
     outcome: Outcome
@@ -145,7 +145,7 @@ class Contest:
 
     async def rivals(self, limits: Sequence[int], ours: dict[str, list[Disturbed]]) -> list[Rival]:
         """Every fixed limit under one disturbance after the other, as long as it does as well as ours."""
-        marks = {kind: _medians([run.outcome for run in runs]) for kind, runs in ours.items()}
+        marks = {kind: mean_point([run.outcome for run in runs]) for kind, runs in ours.items()}
         rounds = max((len(runs) for runs in ours.values()), default=0)
         return [await self._rival(limit, marks, rounds) for limit in limits]
 
@@ -173,9 +173,7 @@ class Contest:
         run = await run_arm(self.machine, self._arm(name), planned.load, disturb=planned.disturb, limit_s=limit_s)
         outcome, turns = self._note(run), run.record.of(TurnRow, run.arm)
         until_s = min(planned.ended_s, max((turn.last_token_s for turn in turns), default=0.0))
-        again_s = 0.0
-        if planned.begun_s < until_s:  # a run that was cut may not have come so far
-            again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
+        again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
         tell(f"{self.machine.model}, {name}, {kind}: the floor holds again after {again_s:.1f} s; {outcome}")
         return Disturbed(kind, outcome, again_s)
 

@@ -20,7 +20,7 @@ from polystem.messages import Request
 
 __all__ = ["KINDS", "Disturbance", "Foreign", "Grown", "Quickened", "disturbance"]
 
-FOREIGN_STREAMS = 4
+FOREIGN_STREAMS = 3
 FOREIGN_PROMPT_TOKENS = 32
 FOREIGN_OUTPUT_TOKENS = 64
 BURN = """
@@ -31,7 +31,7 @@ while True:
         pass
     time.sleep({idle})
 """
-BUSY_S, IDLE_S = 0.02, 0.02
+BUSY_S, IDLE_S = 0.01, 0.03
 GROWTH = 5
 SLOW_STEPS_SHARE = 2 / 3
 
@@ -47,7 +47,7 @@ class Disturbance:
 
 
 class Foreign(Disturbance):
-    """Streams that came past the gate and a process that takes half of a core, for a while."""
+    """Streams that came past the gate and a process that takes a quarter of a core, for a while."""
 
     def __init__(self, load: Load, *, after_s: float, lasts_s: float) -> None:
         super().__init__(load)

@@ -22,6 +22,7 @@ __all__ = [
     "as_good",
     "best_at_floor",
     "candidates",
+    "finite",
     "found_again_s",
     "front",
     "mean_point",
@@ -31,6 +32,7 @@ __all__ = [
 
 STRETCH_S = 4.0
 STEP_S = 0.25
+NEARLY_KEEPS = 2 * KEEPS_FLOOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,12 @@ class Outcome:
 
     def told(self) -> dict[str, float | None]:
         """For records: four digits, and None for a time without an end."""
-        return {name: float(f"{value:.4g}") if math.isfinite(value) else None for name, value in asdict(self).items()}
+        return {name: finite(value) for name, value in asdict(self).items()}
+
+
+def finite(value: float) -> float | None:
+    """Four digits; None for a time without an end."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def outcome_of(record: Record, arm: str, floor_tps: float, *, cut: bool = False, held_s: float = 0.0) -> Outcome:
@@ -90,17 +97,36 @@ def outcome_of(record: Record, arm: str, floor_tps: float, *, cut: bool = False,
 
 
 def found_again_s(windows: Sequence[Window], floor_tps: float, *, since_s: float, until_s: float) -> float:
-    """Seconds from `since_s` to the first stretch of `STRETCH_S` in which the floor is kept, or else to `until_s`.
+    """The longest time from `since_s` on for which the floor stayed broken; 0 where it did not break.
 
-    A window counts in every stretch that it overlaps. A stretch in which nothing was decoded proves nothing.
+    It is broken from the first window below it, in a stretch of `STRETCH_S` that does not keep it, to the next stretch
+    that does. Infinite where none follows, and where the span is empty: nothing was seen then. A window counts in every
+    stretch that it overlaps; a stretch in which nothing was decoded proves nothing; the last one may be half as long.
     """
-    for step in range(int((until_s - since_s - STRETCH_S) / STEP_S) + 1):
-        begin_s = since_s + step * STEP_S
-        end_s = begin_s + STRETCH_S
-        inside = [each for each in windows if begin_s < each.at_s + each.duration_s and each.at_s < end_s]
-        if inside and share_below(inside, floor_tps) <= KEEPS_FLOOR:
-            return begin_s - since_s
-    return until_s - since_s
+    if not since_s < until_s:
+        return math.inf
+    worst_s, begin_s = 0.0, since_s
+    while begin_s <= until_s - STRETCH_S / 2:
+        inside = _overlapping(windows, begin_s, min(begin_s + STRETCH_S, until_s))
+        if share_below(inside, floor_tps) <= KEEPS_FLOOR:
+            begin_s += STEP_S
+            continue
+        broken_s = max(since_s, min(each.at_s for each in inside if each.rate_tps < floor_tps))
+        begin_s = max(begin_s, broken_s)
+        while not _keeps(_overlapping(windows, begin_s, min(begin_s + STRETCH_S, until_s)), floor_tps):
+            begin_s += STEP_S
+            if begin_s > until_s - STRETCH_S / 2:
+                return math.inf
+        worst_s = max(worst_s, begin_s - broken_s)
+    return worst_s
+
+
+def _overlapping(windows: Sequence[Window], begin_s: float, end_s: float) -> list[Window]:
+    return [each for each in windows if begin_s < each.at_s + each.duration_s and each.at_s < end_s]
+
+
+def _keeps(windows: Sequence[Window], floor_tps: float) -> bool:
+    return bool(windows) and share_below(windows, floor_tps) <= KEEPS_FLOOR
 
 
 def front(points: Mapping[str, ArmPoint]) -> tuple[str, ...]:
@@ -125,9 +151,9 @@ def mean_point(outcomes: Sequence[Outcome]) -> ArmPoint:
 
 
 def candidates(points: Mapping[str, ArmPoint], most: int = 2) -> tuple[str, ...]:
-    """The fastest arms that keep the floor in one run, to be judged over several; where none does, the one with the
-    least share under it."""
-    keeping = sorted((point.wall_s, name) for name, point in points.items() if point.share_under <= KEEPS_FLOOR)
+    """The fastest arms that keep the floor in one run, or nearly, to be judged over several; where none does, the one
+    with the least share under it."""
+    keeping = sorted((point.wall_s, name) for name, point in points.items() if point.share_under <= NEARLY_KEEPS)
     return tuple(name for _, name in keeping[:most]) or (best_at_floor(points)[0],)
 
 

@@ -335,7 +335,9 @@ async def _run(crew: Crew, stage: Stage, watch: Watch, disturb: Disturb | None, 
 async def _ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for failed in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(failed, Exception):  # a disturbance that died would be none
+            raise failed
 
 
 async def _look(stage: Stage, watch: Watch) -> None:

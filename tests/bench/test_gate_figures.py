@@ -30,12 +30,21 @@ def windows(*rates: float, at_s: float = 0.0) -> tuple[Window, ...]:
 def test_the_floor_is_found_again_where_a_whole_stretch_keeps_it() -> None:
     disturbed = windows(12, 12, 6, 7, 12, 12, 12)  # the floor breaks at 4 s and holds from 8 s
     assert found_again_s(disturbed, 10.0, since_s=4.0, until_s=14.0) == 4.0, "the last bad window ends at 8 s"
-    assert found_again_s(disturbed, 10.0, since_s=0.0, until_s=14.0) == 0.0
-    assert found_again_s(windows(6, 6, 6, 6), 10.0, since_s=0.0, until_s=8.0) == 8.0
+    assert found_again_s(disturbed, 10.0, since_s=0.0, until_s=14.0) == 4.0, "it broke later, and counts all the same"
+    assert found_again_s(disturbed, 10.0, since_s=6.0, until_s=14.0) == 2.0
+    assert found_again_s(windows(12, 12, 12), 10.0, since_s=0.0, until_s=6.0) == 0.0
+    twice = windows(12, 6, 12, 12, 12, 6, 6, 12, 12, 12)
+    assert found_again_s(twice, 10.0, since_s=0.0, until_s=20.0) == 4.0, "the longer of two"
+
+
+def test_a_floor_that_never_holds_again_and_a_run_that_shows_nothing_are_no_good_values() -> None:
+    assert found_again_s(windows(6, 6, 6, 6), 10.0, since_s=0.0, until_s=8.0) == inf
+    assert found_again_s(windows(12, 12, 6, 6), 10.0, since_s=0.0, until_s=8.0) == inf
+    assert found_again_s(windows(12, 12), 10.0, since_s=inf, until_s=4.0) == inf
 
 
 def test_a_stretch_without_decoding_does_not_show_a_floor_that_holds() -> None:
-    assert found_again_s(windows(6, 6), 10.0, since_s=0.0, until_s=20.0) == 20.0
+    assert found_again_s(windows(6, 6), 10.0, since_s=0.0, until_s=20.0) == inf
 
 
 def test_the_front_holds_what_nobody_betters() -> None:
