@@ -22,6 +22,7 @@ from tests.control_plane.swarm import Log, Note, Swarm
 RULES = "Collect each package before you deliver it. Report each stop in one line, and never guess a door code. "
 TOOLS = [function("collect", "Takes a package up.", package="string"), function("deliver", "Hands it over.")]
 SAMPLING: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "sse_ping_interval": 1}
+CLOSE_RETRY_S = 0.2
 BACK_SLACK_S = 1.0
 
 
@@ -90,8 +91,18 @@ class _Run:
             heard = await swarm.turn(name, said, max_tokens=self.work.answer_tokens, **SAMPLING)
             said += [assistant(heard.text), user(f"And after stop {turn}?")]
             self._count(heard.attached_whole, heard.boot_id)
-        await swarm.client.close(name)
+        await self._close(name)
         self.outcome.finished += 1
+
+    async def _close(self, session_id: str) -> None:
+        """Until it is answered: an agent may end just as the server does, and closing twice is no error."""
+        while True:
+            try:
+                await self.client.close(session_id)
+            except httpx.TransportError:
+                await self.clock.sleep(CLOSE_RETRY_S)
+            else:
+                return
 
     def _count(self, attached_whole: bool, boot_id: str | None) -> None:
         self.outcome.turns += 1

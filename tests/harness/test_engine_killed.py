@@ -22,9 +22,10 @@ from tests.harness.processes import engines_of
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 SETTINGS = CourierSettings(
-    packages=4, steps=6, concurrency=4, prefix_tokens=500, mode="replay", tool_delay_s=(0, 0.02), sample_every_s=0.02,
-    turn_tokens=(8, 12), result_tokens=(4, 4),
+    packages=4, steps=12, concurrency=4, prefix_tokens=500, mode="replay", tool_delay_s=(0, 0.02), sample_every_s=0.02,
+    turn_tokens=(32, 48), result_tokens=(4, 4),
 )  # fmt: skip
+"""So much that the run is far from over when the engine is killed, also on a fast machine whose sampler comes late."""
 
 
 class Killer:
