@@ -34,9 +34,11 @@ class Killer:
     def __init__(self, url: str) -> None:
         self._url = url
         self.killed: list[int] = []
+        self.steps_before = 0
 
     def watch(self, board: Board) -> None:
         if board.steps_taken >= 5 and not self.killed:
+            self.steps_before = board.steps_taken
             self.killed = [engine.pid for engine in engines_of(self._url)]
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
@@ -58,7 +60,7 @@ async def test_nothing_is_lost_when_the_engine_is_killed_in_mid_run(tmp_path: Pa
     summary, turns = summarise(record, "pooled"), record.of(TurnRow, "pooled")
     assert (summary.delivered, summary.lost) == (4, 0)
     assert props["boot"] == boot + 1
-    reasons = {row.reason for row in record.of(RetryRow, "pooled")}
-    assert reasons
+    assert killer.steps_before < SETTINGS.packages * SETTINGS.steps
+    reasons = {row.reason for row in record.of(RetryRow, "pooled")}  # none where no turn was decoding just then
     assert reasons <= {"engine_died", "engine_restarting"}
     assert all(turn.shared_tokens == record.manifest.prefix_tokens for turn in turns), "the pool came back"
