@@ -577,6 +577,16 @@ def test_the_highest_floor_of_those_let_in_holds_for_all() -> None:
     assert len(stage.running) > 9
 
 
+def test_who_waits_for_no_floor_is_told_that_it_passes_those_who_do() -> None:
+    stage = Stage(None, samples=60)
+    stage.arrive("live")
+    assert isinstance(stage.arrive("greedy", policy=FloorPolicy(floor_tps=1e5)), Wait)
+    outlook = stage.gate.capacity_for(Ask("", ""), stage.now_s)
+    assert (outlook.can_admit, outlook.reason) == (True, None)
+    assert stage.view.binding is not None, "of the one that waits"
+    assert stage.arrive("b") == Go()
+
+
 def test_a_floor_of_its_own_can_only_be_higher() -> None:
     stage = filled(12)
     assert isinstance(stage.arrive("modest", policy=FloorPolicy(floor_tps=1)), Wait)

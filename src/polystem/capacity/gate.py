@@ -305,8 +305,7 @@ class FloorGate:
         """Lets a queued worker in where it is its turn and there is room."""
         parts = self._parts
         first = parts.queue.first()
-        freely = self._seating.waits_for_tps(worker.ask) is None or self._seating.never_fits(worker.ask)
-        passes = freely and parts.max_workers is None and parts.is_ours
+        passes = self._seating.passes_the_queue(worker.ask)
         if first is not None and (first.worker == worker.name or passes):
             reason = self._reason_against(first if not passes else None, worker, now_s)
             if reason is None:

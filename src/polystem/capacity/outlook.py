@@ -105,7 +105,7 @@ def outlook(parts: GateParts, seating: Seating, waits: Waits, ask: Ask, now_s: f
     return Outlook(
         can_admit=seating.keeps_out(ask, now_s) is None
         and not (parts.draining or seating.never_fits(ask))
-        and parts.queue.first() is None,
+        and (parts.queue.first() is None or seating.passes_the_queue(ask)),
         reason=reason,
         advised=reason or seating.advises_against(ask, now_s),
         admissible=0 if seating.never_fits(ask) else seating.room_for(ask, now_s),
@@ -134,7 +134,8 @@ def _binding(parts: GateParts, seating: Seating, ask: Ask, now_s: float) -> Reas
     if parts.draining:
         return "draining"
     reason = seating.keeps_out(ask, now_s)
-    return reason or ("queue" if parts.queue.first() is not None and not ask.worker else None)
+    queued = parts.queue.first() is not None and not ask.worker and not seating.passes_the_queue(ask)
+    return reason or ("queue" if queued else None)
 
 
 def _share_next(parts: GateParts, seating: Seating, ask: Ask, floor_tps: float | None, now_s: float) -> float | None:

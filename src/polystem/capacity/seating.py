@@ -114,6 +114,11 @@ class Seating:
         others = sum(count * cells for count, cells in self._present())
         return floor_tps is not None and known and parts.forecast.mean_s(1, -int(others)) > 1 / floor_tps
 
+    def passes_the_queue(self, ask: Ask) -> bool:
+        """Whether nothing that others wait for makes this newcomer wait."""
+        freely = self.waits_for_tps(ask) is None or self.never_fits(ask)
+        return freely and self._parts.max_workers is None and self._parts.is_ours
+
     def asks_too_much(self, ask: Ask) -> bool:
         """Whether it asks for a floor of its own that one alone does not reach."""
         own_tps = None if ask.policy is None else ask.policy.floor_tps
