@@ -22,23 +22,21 @@ from tests.harness.processes import engines_of
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 SETTINGS = CourierSettings(
-    packages=4, steps=12, concurrency=4, prefix_tokens=500, mode="replay", tool_delay_s=(0, 0.02), sample_every_s=0.02,
-    turn_tokens=(32, 48), result_tokens=(4, 4),
+    packages=4, steps=3, concurrency=4, prefix_tokens=500, mode="replay", tool_delay_s=(0, 0.02), sample_every_s=0.02,
+    turn_tokens=(120, 160), result_tokens=(4, 4),
 )  # fmt: skip
-"""So much that the run is far from over when the engine is killed, also on a fast machine whose sampler comes late."""
+"""Turns that last for several samples: when all have taken a step, all are in the middle of the next."""
 
 
 class Killer:
-    """Kills the engine once, when a few steps were taken."""
+    """Kills the engine once, when each package has taken a step."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.killed: list[int] = []
-        self.steps_before = 0
 
     def watch(self, board: Board) -> None:
-        if board.steps_taken >= 5 and not self.killed:
-            self.steps_before = board.steps_taken
+        if board.steps_taken >= SETTINGS.packages and not self.killed:
             self.killed = [engine.pid for engine in engines_of(self._url)]
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
@@ -60,7 +58,7 @@ async def test_nothing_is_lost_when_the_engine_is_killed_in_mid_run(tmp_path: Pa
     summary, turns = summarise(record, "pooled"), record.of(TurnRow, "pooled")
     assert (summary.delivered, summary.lost) == (4, 0)
     assert props["boot"] == boot + 1
-    assert killer.steps_before < SETTINGS.packages * SETTINGS.steps
-    reasons = {row.reason for row in record.of(RetryRow, "pooled")}  # none where no turn was decoding just then
+    reasons = {row.reason for row in record.of(RetryRow, "pooled")}
+    assert reasons
     assert reasons <= {"engine_died", "engine_restarting"}
     assert all(turn.shared_tokens == record.manifest.prefix_tokens for turn in turns), "the pool came back"

@@ -5,9 +5,11 @@ Everything is a function of the last `refresh`: between two of them answers do n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from polystem.capacity.floor import Crowd, Demand, StepTimes, decoding_shares, most_at_floor, share_on_line
+from polystem.capacity.growth import Group
 from polystem.capacity.step_model import StepLoad
 
 __all__ = ["Forecast", "Outside"]
@@ -105,6 +107,10 @@ class Forecast:
         """tau: a step with so many of our streams."""
         crowd = self._crowd(extra_cells)
         return self._times_at(crowd.cells_read).mean_s(crowd.load(streams))
+
+    def alone_s(self, present: Iterable[Group]) -> float:
+        """tau with one stream of ours, once the cells of those who are here have gone."""
+        return self.mean_s(1, -int(sum(count * cells for count, cells in present)))
 
     def most_streams(self, floor_tps: float, limit: int) -> int:
         """k*: how many streams of ours may decode at once."""

@@ -161,10 +161,9 @@ class FloorRule:
         return state.path.beyond(workers, state.forecast.fleet_tps(workers) / workers)
 
     def _out_of_reach(self, state: GateState) -> Reason | None:
-        """One alone, the cells of others gone."""
-        others = sum(count * cells for count, cells in state.path.present)
-        alone_s = state.forecast.mean_s(1, -int(others))
-        return "floor unreachable" if state.floor_tps is not None and alone_s > 1 / state.floor_tps else None
+        if state.floor_tps is None or state.forecast.alone_s(state.path.present) <= 1 / state.floor_tps:
+            return None
+        return "floor unreachable"
 
     def _is_cold(self, state: GateState) -> bool:
         """Whether what the model says is no more than a guess yet."""

@@ -111,8 +111,7 @@ class Seating:
         """Whether one alone, the cells of others gone, would be under the floor, once enough was seen to say so."""
         parts = self._parts
         known = parts.meter.samples >= parts.settings.cold_samples
-        others = sum(count * cells for count, cells in self._present())
-        return floor_tps is not None and known and parts.forecast.mean_s(1, -int(others)) > 1 / floor_tps
+        return floor_tps is not None and known and parts.forecast.alone_s(self._present()) > 1 / floor_tps
 
     def passes_the_queue(self, ask: Ask) -> bool:
         """Whether nothing that others wait for makes this newcomer wait."""
@@ -280,11 +279,9 @@ class Seating:
         if meter.measured_tps is not None:
             step_s = 1 / meter.measured_tps
             fit, then = self._parts.model.fit, meter.carried
-            streams_s = fit.base_s + fit.per_stream_s * then.streams + fit.per_cell_s * then.cells
-            streams_s += fit.per_read_s * then.stream_reads
-            prompts_s = fit.per_prefill_token_s * then.prompt_tokens + fit.per_read_s * then.prompt_reads
-            prompts_s = min(prompts_s, _MOST_FOR_PROMPTS * step_s)
-            predicted_s *= (step_s - prompts_s) / max(streams_s, _LEAST_STEP_S)
+            streams_s = max(fit.streams_s(then.streams, then.cells, then.stream_reads), _LEAST_STEP_S)
+            prompts_s = min(fit.prompts_s(then.prompt_tokens, then.prompt_reads), _MOST_FOR_PROMPTS * step_s)
+            predicted_s *= (step_s - prompts_s) / streams_s
             share = min(share, prompts_s / step_s)
         return predicted_s / (1 - share)
 

@@ -136,13 +136,16 @@ class Fit:
         return self.noise_s / alone_s if alone_s > 0 else 0.0
 
     def mean_s(self, load: StepLoad) -> float:
-        return (
-            self.base_s
-            + self.per_stream_s * load.decoding
-            + self.per_cell_s * load.cells_read
-            + self.per_prefill_token_s * load.prefill_tokens
-            + self.per_read_s * load.reads
-        )
+        streams, cells, tokens = load.decoding, load.cells_read, load.prefill_tokens
+        return self.streams_s(streams, cells, streams * cells) + self.prompts_s(tokens, tokens * cells)
+
+    def streams_s(self, streams: float, cells_read: float, reads: float) -> float:
+        """A step without its prompts; `reads` are the cells that streams read each for itself. Means may be given."""
+        return self.base_s + self.per_stream_s * streams + self.per_cell_s * cells_read + self.per_read_s * reads
+
+    def prompts_s(self, tokens: float, reads: float) -> float:
+        """What the prompts of a step take; `reads` are the cells that its prompt tokens read each for itself."""
+        return self.per_prefill_token_s * tokens + self.per_read_s * reads
 
     def prompt_token_s(self, cells_read: int) -> float:
         """What one prompt token adds to a step that reads so many cells."""
