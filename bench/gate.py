@@ -35,9 +35,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import gate_front
 from bench.gate_contest import COLD, MEASURED_MEAN, NO_GATE, OURS, Contest, Disturbed, Rival, static
 from bench.gate_disturbed import KINDS
-from bench.gate_figures import ArmPoint, Outcome, best_at_floor, candidates, finite, front, mean_point
+from bench.gate_figures import Outcome, best_at_floor, candidates, finite, front, mean_point
 from bench.gate_load import Machine, draw_load
 from bench.gate_prompt import CHUNK_TOKENS, PROMPT_TOKENS, WORKERS, Gap, floor_for_prompt, worst_gap
 from bench.models import NANO, SMOLLM2, model_path
@@ -285,14 +286,6 @@ def told(results: Results) -> dict[str, Any]:
     }
 
 
-def front_text(points: Mapping[str, ArmPoint]) -> str:
-    """The plane of wall and share as a table; a star marks the front."""
-    best = front(points)
-    ordered = sorted(points.items(), key=lambda item: item[1].wall_s)
-    rows = [f"{'*' if name in best else ' '} {name:15} {p.wall_s:8.1f} s {p.share_under:8.3f}" for name, p in ordered]
-    return "\n".join(["  arm                 wall   share under the floor", *rows])
-
-
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -306,13 +299,14 @@ async def measure_and_hand_in(model: str, arguments: Arguments) -> int:
     with tempfile.TemporaryDirectory() as name:
         fits = FitStore(Path(name) / "fits.json")
         results, settings = await measure(model, QUICK if arguments.quick else FULL[model], work, fits)
-    tell(front_text(results.contest.points()))
+    record = told(results)
+    tell(gate_front.text(record["runs"]))
     short = next(name for name, full in MODELS.items() if full == model)
     return hand_in(
         f"gate --model {short}",
         arguments,
         figures_of(results),
-        settings={"engine": settings, "work": asdict(work), **told(results)},
+        settings={"engine": settings, "work": asdict(work), **record},
         models=[Model.of(model, model_path(model))],
     )
 

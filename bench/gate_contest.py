@@ -118,8 +118,8 @@ class Contest:
         return outcome_of(run.record, run.arm, self.floor_tps, cut=run.cut, held_s=run.watch.held_s)
 
     def points(self) -> dict[str, ArmPoint]:
-        """Where each arm lies: the medians of its runs."""
-        return {name: _medians(outcomes) for name, outcomes in self.outcomes.items()}
+        """Where each arm lies."""
+        return {name: mean_point(outcomes) for name, outcomes in self.outcomes.items()}
 
     # --- disturbances ---------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Contest:
         for passed, (kind, mark) in enumerate(marks.items()):
             good = bad = 0
             while max(good, bad) * 2 <= rounds:
-                run = await self._disturbed(static(limit), kind, SLOWER * mark.wall_s + 1)
+                run = await self._disturbed(static(limit), kind, SLOWER * mark.time_s + 1)
                 is_good = as_good(run.outcome.point, mark, slower=SLOWER)
                 good, bad = good + is_good, bad + (not is_good)
             if run is not None and bad > good:
@@ -176,10 +176,3 @@ class Contest:
         again_s = found_again_s(stream_windows(turns), self.floor_tps, since_s=planned.begun_s, until_s=until_s)
         tell(f"{self.machine.model}, {name}, {kind}: the floor holds again after {again_s:.1f} s; {outcome}")
         return Disturbed(kind, outcome, again_s)
-
-
-def _medians(outcomes: Sequence[Outcome]) -> ArmPoint:
-    return ArmPoint(
-        statistics.median(outcome.wall_s for outcome in outcomes),
-        statistics.median(outcome.share_under for outcome in outcomes),
-    )

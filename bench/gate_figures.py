@@ -37,9 +37,9 @@ NEARLY_KEEPS = 2 * KEEPS_FLOOR
 
 @dataclass(frozen=True, slots=True)
 class ArmPoint:
-    """One arm on the plane of the front: lower is better in both."""
+    """One arm on the plane of a front: lower is better in both."""
 
-    wall_s: float
+    time_s: float
     share_under: float
 
 
@@ -130,16 +130,16 @@ def _keeps(windows: Sequence[Window], floor_tps: float) -> bool:
 
 
 def front(points: Mapping[str, ArmPoint]) -> tuple[str, ...]:
-    """The arms that no other betters in one of wall and share without being worse in the other, by wall."""
+    """The arms that no other betters in one of time and share without being worse in the other, by time."""
 
     def beaten(one: ArmPoint) -> bool:
         return any(
-            other.wall_s <= one.wall_s and other.share_under <= one.share_under and other != one
+            other.time_s <= one.time_s and other.share_under <= one.share_under and other != one
             for other in points.values()
         )
 
     kept = [name for name, point in points.items() if not beaten(point)]
-    return tuple(sorted(kept, key=lambda name: points[name].wall_s))
+    return tuple(sorted(kept, key=lambda name: points[name].time_s))
 
 
 def mean_point(outcomes: Sequence[Outcome]) -> ArmPoint:
@@ -153,7 +153,7 @@ def mean_point(outcomes: Sequence[Outcome]) -> ArmPoint:
 def candidates(points: Mapping[str, ArmPoint], most: int = 2) -> tuple[str, ...]:
     """The fastest arms that keep the floor in one run, or nearly, to be judged over several; where none does, the one
     with the least share under it."""
-    keeping = sorted((point.wall_s, name) for name, point in points.items() if point.share_under <= NEARLY_KEEPS)
+    keeping = sorted((point.time_s, name) for name, point in points.items() if point.share_under <= NEARLY_KEEPS)
     return tuple(name for _, name in keeping[:most]) or (best_at_floor(points)[0],)
 
 
@@ -161,13 +161,13 @@ def best_at_floor(points: Mapping[str, ArmPoint]) -> tuple[str, bool]:
     """The fastest arm that keeps the floor, and True; where none does, the one with the least share under it."""
     keeping = [name for name, point in points.items() if point.share_under <= KEEPS_FLOOR]
     if keeping:
-        return min(keeping, key=lambda name: points[name].wall_s), True
+        return min(keeping, key=lambda name: points[name].time_s), True
     return min(points, key=lambda name: points[name].share_under), False
 
 
 def as_good(one: ArmPoint, ours: ArmPoint, *, slower: float = 1.05) -> bool:
     """Whether an arm keeps the floor, or is under it no more than ours, and takes at most `slower` times as long."""
-    return one.share_under <= max(KEEPS_FLOOR, ours.share_under) and one.wall_s <= slower * ours.wall_s
+    return one.share_under <= max(KEEPS_FLOOR, ours.share_under) and one.time_s <= slower * ours.time_s
 
 
 def worst_gap_s(arrivals: Sequence[float], *, since_s: float, until_s: float) -> float:

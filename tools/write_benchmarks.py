@@ -7,10 +7,11 @@ records alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import gate_front
 from bench.record import RECORDS, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -74,14 +75,19 @@ def _section(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _given(settings: dict[str, Any]) -> Iterator[str]:
-    """Where a bench holds servers against each other: a row for each of them, and what each was given."""
+    """Where a bench holds servers or arms against each other: a row for each of them, and what each was given."""
     if "table" in settings:
-        heads, rows = settings["table"]["heads"], settings["table"]["rows"]
-        yield from (f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
-        yield "\n"
+        yield from _table(settings["table"]["heads"], settings["table"]["rows"])
+    if "runs" in settings:
+        yield from _table(gate_front.HEADS, gate_front.rows(settings["runs"]))
     if "given" in settings:
         yield from (f"- {name}: {text}.\n" for name, text in settings["given"].items())
         yield "\n"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield from (f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+    yield "\n"
 
 
 def _row(figure: dict[str, Any]) -> str:

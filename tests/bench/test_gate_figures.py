@@ -114,4 +114,4 @@ def test_an_arm_that_keeps_the_floor_in_one_run_of_several_does_not_keep_it() ->
     once = replace(outcome_of(RECORD, "pooled", 10.0), share_under=0.0, wall_s=10.0)
     several = [once, replace(once, share_under=0.3), replace(once, wall_s=30.0)]
     assert mean_point(several).share_under == pytest.approx(0.1)
-    assert mean_point(several).wall_s == 10.0
+    assert mean_point(several).time_s == 10.0
