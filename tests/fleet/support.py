@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from polystem.capacity.fits import FitStore
+from polystem.capacity.gate import GateState, Reason
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.views import CapacityView
 from polystem.clock import VirtualClock
@@ -15,6 +18,8 @@ from polystem.engine.scripted import ScriptedEngine, ScriptedSettings, StepCost
 from polystem.errors import AdmissionRefused
 from polystem.fleet import AttachReport, Fleet, FleetSettings, FloorSettings, Turn
 from polystem.messages import Delta, Message, Request, Usage
+
+PROMPT = "Walk, collect, deliver, report. "
 
 
 async def everybody_reacts() -> None:
@@ -177,6 +182,11 @@ def chatting(*texts: str, **fields: object) -> Request:
     return Request(id="r", messages=messages, **fields)  # pyright: ignore[reportArgumentType]
 
 
+def of(name: str, max_tokens: int = 4, **fields: object) -> Request:
+    """A turn of the session `name`."""
+    return asking(PROMPT + name, max_tokens, session_id=name, **fields)
+
+
 async def run(fleet: Fleet, request: Request) -> Heard:
     """Runs one turn to its end."""
     heard = Heard()
@@ -194,6 +204,13 @@ async def persistently(stage: Stage, request: Request) -> Heard:
             return await run(stage.fleet, request)
         except AdmissionRefused as refused:
             await stage.clock.sleep(refused.retry_after_s)
+
+
+async def refusal(stage: Stage, name: str | None) -> AdmissionRefused:
+    """The 429 of a turn that does not wait; `name` None has no session."""
+    with pytest.raises(AdmissionRefused) as caught:
+        await run(stage.fleet, asking(PROMPT, session_id=name, admit_wait_s=0.0))
+    return caught.value
 
 
 def begun(stage: Stage, request: Request) -> asyncio.Task[Heard]:
@@ -218,3 +235,16 @@ async def created(stage: Stage, text: str, **fields: object) -> int:
 
 async def next_delta(turn: Turn) -> Delta:
     return await anext(aiter(turn))
+
+
+@dataclass(slots=True)
+class Rule:
+    """A rule that says what it is told to; the answers are used up one by one, the last is kept."""
+
+    answers: list[Reason | Exception | None] = field(default_factory=lambda: [None])
+
+    def blocks(self, state: GateState) -> Reason | None:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

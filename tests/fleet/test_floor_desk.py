@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
-from polystem.capacity.gate import Action, FloorGate, GateState, Go, Offload, Pause, Reason, Resume
-from polystem.capacity.policy import FloorPolicy, GateSettings
+from polystem.capacity.gate import FloorGate
+from polystem.capacity.policy import GateSettings
 from polystem.capacity.views import CapacityView
-from polystem.errors import AdmissionRefused, Conflict, Draining, EngineDied, EngineLost, FloorBelowServer, Unavailable
+from polystem.errors import AdmissionRefused, Conflict, Draining, EngineDied, EngineLost
 from polystem.fleet import FloorSettings
-from polystem.fleet.roll import Roll
-from polystem.messages import Request
 from tests.fleet.support import (
+    PROMPT,
     Heard,
     Machine,
     Stage,
@@ -26,21 +23,14 @@ from tests.fleet.support import (
     everybody_reacts,
     few_at_once,
     keeping,
+    of,
     persistently,
     played,
-    run,
+    refusal,
     staged,
 )
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = "Walk, collect, deliver, report. "
-
-
-def of(name: str, max_tokens: int = 4, **fields: object) -> Request:
-    """A turn of the session `name`."""
-    return asking(PROMPT + name, max_tokens, session_id=name, **fields)
-
 
 # --- everybody together ---------------------------------------------------------------------------------------------
 
@@ -99,13 +89,6 @@ async def test_without_a_floor_everybody_goes_at_once_and_is_counted() -> None:
 
 
 # --- waiting and being refused --------------------------------------------------------------------------------------
-
-
-async def refusal(stage: Stage, name: str | None) -> AdmissionRefused:
-    """The 429 of a turn that does not wait; `name` None has no session."""
-    with pytest.raises(AdmissionRefused) as caught:
-        await run(stage.fleet, asking(PROMPT, session_id=name, admit_wait_s=0.0))
-    return caught.value
 
 
 async def test_a_new_worker_waits_until_there_is_room() -> None:
@@ -296,200 +279,6 @@ async def test_tenants_take_turns_at_the_gate() -> None:
             await task
 
 
-# --- continuations --------------------------------------------------------------------------------------------------
-
-
-async def test_a_continuation_is_held_while_it_would_break_the_floor_and_is_never_refused() -> None:
-    """Alone a stream makes 1/0.06 = 17 tokens/s, two make 12: the floor of 14 has room for one at a time."""
-    machine = Machine(base_s=0.04, per_stream_s=0.02)
-    floor = keeping(14.0, admit_wait_s=0.0, guarantee_min_sessions=2)
-    async with staged(step_cost=machine, floor=floor) as stage:
-        first = {name: begun(stage, of(name)) for name in "ab"}
-        await stage.until(lambda: all(task.done() for task in first.values()))
-        long = begun(stage, asking((*first["a"].result().path, *b" go on"), 300, session_id="a"))
-        await stage.passes(1.0)
-        short = begun(stage, asking((*first["b"].result().path, *b" go on"), 5, session_id="b"))
-        await stage.passes(5.0)
-        assert not short.done()
-        assert (stage.view.held, stage.engine.statistics().decoding) == (1, 1)
-        assert {each.session_id: each.worker for each in stage.fleet.statistics().sessions}["b"] == "held"
-        stage.audit()
-        await stage.until(long.done)
-        await stage.until(short.done)
-        assert short.result().usage.output_tokens == 5
-        stage.audit()
-
-
-async def test_a_client_that_leaves_while_its_turn_is_held_stays_a_worker() -> None:
-    floor = keeping(14.0, guarantee_min_sessions=2)
-    async with staged(step_cost=Machine(base_s=0.04, per_stream_s=0.02), floor=floor) as stage:
-        first = {name: begun(stage, of(name)) for name in "ab"}
-        await stage.until(lambda: all(task.done() for task in first.values()))
-        long = begun(stage, of("a", 300))
-        await stage.passes(1.0)
-        held = begun(stage, of("b", 5))
-        await stage.passes(1.0)
-        held.cancel()
-        await stage.passes(1.0)
-        assert (stage.view.live, stage.view.held) == (2, 0)
-        stage.audit()
-        long.cancel()
-
-
-async def test_the_longest_held_gives_up_its_cells_first_and_a_running_turn_never_does() -> None:
-    """The shared prefix stays; what is their own comes back by prefill."""
-    machine = Machine(base_s=0.04, per_stream_s=0.02)
-    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(14.0, guarantee_min_sessions=4), ladder=False))
-    async with staged(cells=1110, step_cost=machine, floor=floor) as stage:
-        making = asyncio.create_task(stage.fleet.create_pool(prompt=PROMPT))
-        await stage.until(making.done)
-        pool_id = making.result().pool_id
-        for name in "abc":
-            task = begun(stage, asking(PROMPT + name * 60, 4, session_id=name, pool_id=pool_id))
-            await stage.until(task.done)
-        runs = begun(stage, asking(PROMPT + "d", 300, session_id="d", pool_id=pool_id))
-        await stage.passes(1.0)
-        held = {name: begun(stage, asking(PROMPT + name * 60, 4, session_id=name, pool_id=pool_id)) for name in "bca"}
-        await stage.passes(0.5)
-        assert (stage.view.held, stage.engine.statistics().decoding) == (3, 1)
-        large = asyncio.create_task(stage.fleet.create_pool(prompt="x" * 600))
-        await stage.until(large.done)
-        cells = {view.session_id: view.cells for view in stage.fleet.statistics().sessions}
-        assert cells["a"] == 0
-        assert min(cells["b"], cells["c"]) > 0
-        assert stage.fleet.statistics().counters.branches_reclaimed == 1
-        assert not runs.done()
-        stage.audit()
-        await stage.until(lambda: runs.done() and all(task.done() for task in held.values()))
-        assert runs.result().usage.output_tokens == 300
-        assert held["a"].result().usage.cached_tokens == len(PROMPT)
-        assert [held[name].result().usage.output_tokens for name in "abc"] == [4, 4, 4]
-
-
-# --- what the gate decides -----------------------------------------------------------------------------------------
-
-
-def deciding(*actions: Action) -> Callable[[float], tuple[Action, ...]]:
-    """A gate's `decide` that says these."""
-
-    def decide(_now_s: float) -> tuple[Action, ...]:
-        return actions
-
-    return decide
-
-
-async def test_under_a_heavy_foreign_load_the_newest_is_paused_and_comes_back_whole() -> None:
-    """Four of ours make 1/0.06 = 17 tokens/s; with 30 foreign streams it is 3, below half of the floor of 8."""
-    floor = keeping(8.0, guarantee_min_sessions=4)
-    async with staged(cells=20_000, sequences=100, step_cost=Machine(per_stream_s=0.01), floor=floor) as stage:
-        ours = [begun(stage, of(f"s{n}", 400)) for n in range(4)]
-        await stage.passes(3.0)
-        foreign = [asyncio.create_task(foreign_stream(stage, n)) for n in range(30)]
-        await stage.until(lambda: stage.engine.statistics().paused > 0, limit_s=30.0)
-        assert stage.view.paused == stage.engine.statistics().paused
-        assert stage.view.foreign == 30
-        assert stage.view.live + stage.view.held == 4
-        stage.audit()
-        for task in foreign:
-            task.cancel()
-        await stage.until(lambda: all(task.done() for task in ours))
-        assert [task.result().usage.output_tokens for task in ours] == [400] * 4
-        assert stage.engine.statistics().paused == 0
-        stage.audit()
-
-
-async def test_a_turn_that_is_paused_before_it_reaches_the_engine_waits_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with staged(cells=300, floor=FloorSettings()) as stage:
-        desk = stage.fleet.floor_desk
-        assert desk is not None
-        running = begun(stage, of("a", 60))
-        await stage.steps()
-        waiting = begun(stage, asking("b" * 200, 20, session_id="b"))
-        await stage.steps()
-        assert stage.fleet.statistics().waiting == 1
-        monkeypatch.setattr(desk.gate, "decide", deciding(Pause("b")))
-        await stage.steps()
-        monkeypatch.setattr(desk.gate, "decide", deciding())
-        await stage.until_done(running)
-        await stage.steps(5)
-        assert (stage.engine.statistics().decoding, stage.engine.statistics().prefilling) == (0, 0)
-        monkeypatch.setattr(desk.gate, "decide", deciding(Resume("b")))
-        await stage.steps()
-        monkeypatch.undo()
-        await stage.until_done(waiting)
-        assert waiting.result().usage.output_tokens == 20
-
-
-async def test_a_resume_that_a_failing_decision_could_not_say_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with staged(floor=FloorSettings()) as stage:
-        desk = stage.fleet.floor_desk
-        assert desk is not None
-        running = begun(stage, of("a", 60))
-        await stage.steps(3)
-        monkeypatch.setattr(desk.gate, "decide", deciding(Pause("a")))
-        await stage.steps(2)
-        assert stage.engine.statistics().paused == 1
-
-        def fails(_now_s: float) -> tuple[Action, ...]:
-            raise ZeroDivisionError
-
-        monkeypatch.setattr(desk.gate, "decide", fails)
-        await stage.steps(2)
-        assert stage.engine.statistics().paused == 0
-        monkeypatch.undo()
-        await stage.until_done(running)
-        assert stage.fleet.statistics().floor_faults > 1
-
-
-@pytest.mark.parametrize("runs", [False, True])
-async def test_the_cells_of_who_stands_still_are_given_up_where_the_gate_says_so(
-    runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with staged(floor=FloorSettings()) as stage:
-        desk = stage.fleet.floor_desk
-        assert desk is not None
-        first = await played(stage, of("a"))
-        turn = begun(stage, asking((*first.path, *b"!"), 30, session_id="a")) if runs else None
-        await stage.steps(2)
-        monkeypatch.setattr(desk.gate, "decide", deciding(Offload("a"), Offload("nobody")))
-        await stage.steps(2)
-        monkeypatch.undo()
-        assert bool(stage.fleet.statistics().cells.private) == runs
-        assert bool(stage.fleet.statistics().counters.branches_offloaded) != runs
-        stage.fleet.check_integrity()
-        turn = turn or begun(stage, asking((*first.path, *b"!"), 30, session_id="a"))
-        await stage.until_done(turn)
-        assert bool(turn.result().usage.cached_tokens) == runs
-
-
-async def foreign_stream(stage: Stage, number: int) -> None:
-    """A stream that came past the gate."""
-    request = asking(f"foreign {number}", 900)
-    prompt = await stage.engine.encode(request)
-    async for _ in stage.engine.generate(request, prompt):
-        pass
-
-
-async def test_a_turn_that_waits_for_its_pool_takes_no_seat() -> None:
-    async with staged(floor=few_at_once(1)) as stage:
-        making = asyncio.create_task(stage.fleet.create_pool(prompt="x" * 600))
-        await stage.steps()
-        (pool,) = stage.fleet.pools()
-        assert pool.state == "building"
-        waiting = begun(stage, asking("x" * 600 + "Go.", session_id="a", pool_id=pool.pool_id))
-        await stage.steps()
-        assert stage.view.submitted == 0
-        other = begun(stage, of("b"))
-        await stage.until_done(other)
-        assert not waiting.done()
-        await stage.until(making.done, step_s=1.0)
-        await stage.fleet.close_session("b")
-        await stage.until_done(waiting)
-        assert waiting.result().usage.shared_tokens == 600
-
-
 # --- closing, ending, expiring --------------------------------------------------------------------------------------
 
 
@@ -650,129 +439,6 @@ async def test_the_fleets_own_prefill_budget_is_never_exceeded() -> None:
             await task
 
 
-# --- floors and reasons ---------------------------------------------------------------------------------------------
-
-
-async def test_a_request_below_the_servers_floor_is_refused_with_both_numbers() -> None:
-    async with staged(floor=keeping(10.0)) as stage:
-        with pytest.raises(FloorBelowServer) as caught:
-            await run(stage.fleet, of("a", floor_tps=5.0))
-        assert (caught.value.floor_tps, caught.value.server_floor_tps) == (5.0, 10.0)
-        assert stage.fleet.statistics().counters.turns_begun == 0
-
-
-async def test_a_request_may_ask_for_a_higher_floor_and_then_all_keep_it() -> None:
-    async with staged(step_cost=Machine(), floor=keeping(5.0)) as stage:
-        warming = begun(stage, asking(PROMPT, 60))
-        await stage.until(warming.done)
-        task = begun(stage, of("a", 50, floor_tps=20.0))
-        await stage.passes(1.0)
-        assert stage.view.floor_tps == 20.0
-        await stage.until(task.done)
-        await stage.fleet.close_session("a")
-        assert stage.view.floor_tps == 5.0
-
-
-async def test_a_worker_that_was_let_in_goes_on_when_the_floor_is_raised_above_what_it_asks_for() -> None:
-    async with staged(step_cost=Machine(), floor=keeping(5.0)) as stage:
-        first = begun(stage, of("a", floor_tps=6.0))
-        await stage.until(first.done)
-        stage.fleet.set_floor(FloorPolicy(8.0))
-        second = begun(stage, asking((*first.result().path, *b"!"), session_id="a", floor_tps=6.0))
-        await stage.until(second.done)
-        assert second.result().usage.output_tokens == 4
-        with pytest.raises(FloorBelowServer):
-            await run(stage.fleet, of("b", floor_tps=6.0))
-
-
-@pytest.mark.parametrize(
-    ("reason", "figures"),
-    [
-        ("seats", " (2 sequences with it, at most 16)"),
-        ("kv headroom exhausted", " (74 cells with it, at most 1843)"),
-        ("burst", " (floor 100 tokens/s)"),
-        ("settling", " (floor 100 tokens/s)"),
-        ("queue", ""),
-    ],
-)
-async def test_a_refusal_names_the_numbers_that_its_reason_is_about(reason: Reason, figures: str) -> None:
-    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(5.0)), rule=Rule([reason]))
-    async with staged(floor=floor) as stage:
-        await played(stage, of("a"))
-        with pytest.raises(AdmissionRefused) as caught:
-            await run(stage.fleet, of("b", floor_tps=100.0, admit_wait_s=0.0))
-        assert caught.value.message.startswith(f"admission rejected: {reason}{figures}; 0 ahead of it")
-
-
-async def test_a_refusal_names_the_limit_on_workers_and_on_places() -> None:
-    floor = FloorSettings(gate=GateSettings(policy=FloorPolicy(5.0), max_workers=1, queue_limit=1))
-    async with staged(floor=floor) as stage:
-        await played(stage, of("a"))
-        waiting = begun(stage, of("b", admit_wait_s=5.0))
-        await stage.steps()
-        full = await refusal(stage, "c")
-        assert "queue full (2 places with it, at most 1); retry" in full.message
-        await stage.steps(6)
-        with pytest.raises(AdmissionRefused, match=r"max workers \(2 workers with it, at most 1\); 0 ahead"):
-            await waiting
-
-
-async def test_an_advised_floor_lets_everybody_in_and_says_what_binds() -> None:
-    machine = Machine(base_s=0.04, per_stream_s=0.02)
-    floor = keeping(14.0, admit_wait_s=0.0, mode="advisory")
-    async with staged(step_cost=machine, floor=floor) as stage:
-        first = begun(stage, of("a", 200))
-        await stage.passes(6.0)
-        verdicts: list[Go | None] = []
-
-        async def second() -> None:
-            async with stage.fleet.turn(of("b", 1)) as turn:
-                verdicts.append(turn.verdict)
-
-        task = asyncio.create_task(second())
-        await stage.until(task.done)
-        assert verdicts[0] is not None
-        assert verdicts[0].reason == "floor"
-        first.cancel()
-
-
-async def test_the_floor_and_the_limit_on_workers_can_be_set_at_run_time() -> None:
-    async with staged(floor=few_at_once(1)) as stage:
-        await played(stage, of("a"))
-        waiting = [begun(stage, of(name)) for name in "bc"]
-        await stage.steps()
-        assert stage.view.queued == 2
-        stage.fleet.set_max_workers(2)
-        assert stage.view.queued == 1
-        stage.fleet.set_max_workers(None)
-        await stage.until_done(*waiting)
-        stage.fleet.set_floor(FloorPolicy(3.0))
-        capacity = stage.fleet.capacity()
-        assert capacity is not None
-        assert capacity.floor_tps == 3.0
-        assert stage.fleet.floor_policy() == FloorPolicy(3.0)
-        assert stage.fleet.max_workers() is None
-
-
-async def test_a_floor_that_is_lowered_is_lowered_for_workers_of_pools_too() -> None:
-    async with staged(step_cost=Machine(), floor=keeping(20.0, guarantee_min_sessions=3)) as stage:
-        making = asyncio.create_task(stage.fleet.create_pool(prompt=PROMPT))
-        await stage.until(making.done)
-        pool_id = making.result().pool_id
-        stage.fleet.set_pool_policy(pool_id, FloorPolicy(6.0))
-        turns = [
-            begun(stage, of("a", pool_id=pool_id)),
-            begun(stage, of("b", floor_tps=20.0)),
-        ]
-        await stage.until(lambda: all(task.done() for task in turns))
-        stage.fleet.set_floor(FloorPolicy(3.0))
-        assert stage.view.floor_tps == 20.0
-        await stage.fleet.close_session("b")
-        assert stage.view.floor_tps == 6.0
-        await stage.fleet.close_session("a")
-        assert stage.view.floor_tps == 3.0
-
-
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
@@ -816,145 +482,6 @@ async def test_a_view_shows_pools_that_come_and_go_while_no_worker_is_there() ->
         view = stage.fleet.capacity()
         assert view is not None
         assert (view.pool_cells, view.cells_used) == (0, 0)
-
-
-@dataclass(slots=True)
-class Rule:
-    """A rule that says what it is told to; the answers are used up one by one, the last is kept."""
-
-    answers: list[Reason | Exception | None] = field(default_factory=lambda: [None])
-
-    def blocks(self, state: GateState) -> Reason | None:
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-async def test_a_gate_that_fails_is_logged_and_answers_503_and_the_desk_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with staged(floor=FloorSettings(rule=Rule([ZeroDivisionError("a rule that fails")]))) as stage:
-        await played(stage, of("a"))
-        with pytest.raises(Unavailable, match="admission check failed") as caught:
-            await run(stage.fleet, of("b"))
-        assert caught.value.reason == "gate_failed"
-        assert stage.fleet.statistics().floor_faults > 0
-        assert "a rule that fails" in caplog.text
-        heard = await played(stage, of("a", 6))
-        assert heard.usage.output_tokens == 6
-
-
-@pytest.mark.parametrize("name", ["b", None])
-async def test_an_arrival_that_the_gate_failed_at_leaves_nobody_in_it(name: str | None) -> None:
-    rule = Rule()
-    async with staged(floor=FloorSettings(rule=rule)) as stage:
-        await played(stage, of("a"))
-        rule.answers = [ZeroDivisionError()]
-        with pytest.raises(Unavailable):
-            await run(stage.fleet, asking(PROMPT, session_id=name))
-        rule.answers = [None]
-        assert (stage.view.live, stage.view.queued, stage.view.cancelled) == (1, 0, 1)
-        assert (await played(stage, of("c"))).usage.output_tokens == 4
-        stage.fleet.check_integrity()
-
-
-@dataclass(slots=True)
-class FailsAtTheThird:
-    """Keeps all but the first out until it is open; then it fails once, at the third worker."""
-
-    is_open: bool = False
-    has_failed: bool = False
-
-    def blocks(self, state: GateState) -> Reason | None:
-        if state.live == 2 and not self.has_failed:
-            self.has_failed = True
-            raise ZeroDivisionError
-        return None if self.is_open else "floor"
-
-
-async def test_a_decision_that_fails_half_way_loses_nobody_whom_it_had_let_in() -> None:
-    rule = FailsAtTheThird()
-    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=None)) as stage:
-        await played(stage, of("a"))
-        waiting = [begun(stage, of(name)) for name in "bc"]
-        await stage.steps(2)
-        assert stage.view.queued == 2
-        rule.is_open = True
-        await stage.until_done(*waiting)
-        assert stage.fleet.statistics().floor_faults == 1
-        assert (stage.view.live, stage.view.queued) == (3, 0)
-        stage.fleet.check_integrity()
-
-
-async def test_while_the_gate_fails_turns_and_closings_go_on_and_who_waits_is_let_in_afterwards() -> None:
-    rule = Rule([None, "floor"])
-    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=None)) as stage:
-        for name in "ab":
-            await played(stage, of(name))
-        waiting = begun(stage, of("c"))
-        await stage.steps(2)
-        rule.answers = [ZeroDivisionError()]
-        await stage.steps(3)
-        assert (await played(stage, of("a", 6))).usage.output_tokens == 6
-        assert (await stage.fleet.close_session("b")).found
-        with pytest.raises(Unavailable, match="admission check failed"):
-            await run(stage.fleet, of("d"))
-        rule.answers = [None]
-        await stage.until_done(waiting)
-        assert (stage.view.live, stage.view.running, stage.view.done) == (2, 0, 1)
-        stage.fleet.check_integrity()
-
-
-async def test_who_gives_up_while_the_gate_fails_keeps_its_place_and_takes_no_seat() -> None:
-    rule = Rule(["floor"])
-    async with staged(floor=FloorSettings(rule=rule, admit_wait_s=5.0)) as stage:
-        await played(stage, of("a"))
-        waiting = begun(stage, of("b"))
-        await stage.steps(2)
-        rule.answers = [ZeroDivisionError()]
-        await stage.steps(5)
-        with pytest.raises(Unavailable, match="admission check failed"):
-            await waiting
-        rule.answers = [None]
-        await stage.steps(3)
-        assert (stage.view.live, stage.view.queued, stage.view.absent) == (1, 1, 1)
-        stage.fleet.check_integrity()
-        assert (await played(stage, of("b"))).usage.output_tokens == 4
-
-
-async def test_a_gate_that_fails_at_a_restart_of_the_engine_keeps_no_pool_from_coming_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def failing(*_: object) -> None:
-        raise ZeroDivisionError
-
-    async with staged(floor=FloorSettings()) as stage:
-        await created(stage, "x" * 200)
-        monkeypatch.setattr(FloorGate, "engine_restarted", failing)
-        stage.engine.die()
-        await stage.steps()
-        stage.engine.restart()
-        await stage.steps(10)
-        assert [pool.state for pool in stage.fleet.pools()] == ["ready"]
-        assert stage.fleet.statistics().floor_faults == 1
-
-
-@pytest.mark.parametrize("fails", ["queued", "admitted"])
-async def test_an_arrival_that_cannot_be_noted_neither_waits_nor_runs(
-    fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object) -> bool:
-        raise ZeroDivisionError
-
-    async with staged(floor=few_at_once(1 if fails == "queued" else 2)) as stage:
-        await played(stage, of("a"))
-        monkeypatch.setattr(Roll, fails, failing)
-        with pytest.raises(ZeroDivisionError):
-            await run(stage.fleet, of("b"))
-        monkeypatch.undo()
-        assert stage.view.running == stage.view.queued - stage.view.absent == 0
-        stage.audit()
 
 
 async def test_a_view_is_worked_out_for_those_who_look_and_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock
 from polystem.engine.protocol import CellEngine
 from polystem.errors import ConfigError, Draining, EngineStarting
-from polystem.fleet.floor_desk import FloorDesk, Passage
+from polystem.fleet.floor_desk import FloorDesk
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.journal import Journal, members_of
+from polystem.fleet.passage import Passage
 from polystem.fleet.policies import PoolPolicies
 from polystem.fleet.roll import Roll
 from polystem.fleet.session import Sessions

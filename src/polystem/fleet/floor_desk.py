@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import count
 
 from polystem.capacity.gate import (
@@ -35,55 +34,22 @@ from polystem.capacity.gate import (
 from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import CapacityView, Outlook
 from polystem.clock import Clock
-from polystem.engine.protocol import BranchId, CellEngine
+from polystem.engine.protocol import CellEngine
 from polystem.errors import AdmissionRefused, EngineLost, EngineRestarting, PolystemError, Unavailable
 from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
+from polystem.fleet.passage import UNNAMED, Passage
 from polystem.fleet.policies import PoolPolicies, asked_policy, check_floor
 from polystem.fleet.roll import Roll
 from polystem.fleet.settings import FloorSettings
 from polystem.fleet.turn import Turn
 from polystem.messages import Request
 
-UNNAMED = "\x1f"
-"""Begins the made-up worker ids of turns without a session; no session id on the wire may hold it."""
-
 _log = logging.getLogger(__name__)
-
-
-def _going() -> asyncio.Event:
-    event = asyncio.Event()
-    event.set()
-    return event
 
 
 def _gate_failed() -> Unavailable:
     return Unavailable("the admission check failed; look at the server's log", reason="gate_failed")
-
-
-@dataclass(slots=True, eq=False)
-class Passage:
-    """One turn at the gate. `inside` says that the gate has let it in, `going` is clear while it is paused.
-
-    `newly_admitted` says that its worker came in with this turn.
-    """
-
-    turn: Turn
-    ask: Ask
-    let: asyncio.Future[Go]
-    inside: bool = False
-    newly_admitted: bool = False
-    going: asyncio.Event = field(default_factory=_going)
-
-    @property
-    def branch(self) -> BranchId | None:
-        """Where its turn runs, None before it has cells."""
-        return None if self.turn.account is None else self.turn.account.branch
-
-    async def go(self) -> None:
-        """Returns when the turn is not paused: it may have been before it reached the engine."""
-        while not self.going.is_set():
-            await self.going.wait()
 
 
 class FloorDesk:

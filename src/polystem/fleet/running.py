@@ -15,9 +15,9 @@ from polystem.clock import Clock
 from polystem.engine.protocol import CellEngine
 from polystem.errors import EngineRestarting
 from polystem.fleet.dropper import Dropper
-from polystem.fleet.floor_desk import Passage
 from polystem.fleet.gate import Booking, Gate
 from polystem.fleet.journal import Journal
+from polystem.fleet.passage import Passage
 from polystem.fleet.planner import Planner
 from polystem.fleet.pools import FleetPools
 from polystem.fleet.session import Session

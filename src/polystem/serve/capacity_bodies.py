@@ -19,7 +19,7 @@ from polystem.capacity.views import CapacityView, Outlook, WorkerRow
 from polystem.engine.protocol import EngineState
 from polystem.errors import BadRequest, PoolNotFound
 from polystem.fleet import Fleet, FleetStatistics, FloorSettings
-from polystem.fleet.floor_desk import UNNAMED
+from polystem.fleet.passage import UNNAMED
 from polystem.fleet.windows_view import WindowView
 from polystem.pool import PoolView
 from polystem.serve.facts import NO_POOL_ID
