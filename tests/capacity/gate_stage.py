@@ -24,6 +24,7 @@ class Stage:
     `tokens` are those of each turn that was let in and has not ended, `cells` the private cells of each worker; a turn
     in `stuck` waits inside for what others hold. `decided` counts actions by kind. With `backlog` each step takes
     as many prompt tokens of others as the gate allows; `backlog_tokens` are told to be unread.
+    `booked` are the cells that a worker has booked beyond its own, `window_holders` those who hold a window.
     Twelve streams keep a floor of 14 on this machine, thirteen do not.
     """
 
@@ -58,6 +59,8 @@ class Stage:
         self.stuck: set[str] = set()
         self.decided: Counter[str] = Counter()
         self.cells: dict[str, int] = {}
+        self.booked: dict[str, int] = {}
+        self.window_holders: set[str] = set()
         self.ended: dict[str, str] = {}
         self.budget_tokens: int | None = None
         self._steps: list[Step] = []
@@ -119,18 +122,22 @@ class Stage:
 
     def observe(self) -> None:
         active = self.running
+        booked_cells = sum(self.booked.get(name, 0) for name in self.cells)
         self.gate.observe(
             Facts(
                 steps=tuple(self._steps[-200:]),
                 decoding=len(active) + self.foreign,
                 prefill_backlog_tokens=self.backlog_tokens,
                 cells_total=self.cells_total,
-                cells_used=self.pool_cells + sum(self.cells.values()),
+                cells_used=self.pool_cells + sum(self.cells.values()) + booked_cells,
+                reserved_cells=booked_cells,
                 pool_cells=self.pool_cells,
                 seats_total=self.seats_total,
                 seats_used=len(self.cells),
                 turn_tokens=dict(self.tokens),
                 worker_cells=dict(self.cells),
+                worker_claims={name: cells + self.booked.get(name, 0) for name, cells in self.cells.items()},
+                window_holders=frozenset(self.window_holders),
             ),
             self.now_s,
         )

@@ -202,6 +202,23 @@ def test_cells_are_counted_as_large_as_workers_are_in_the_end() -> None:
     assert stage.view.cells_promised == 9000
 
 
+def test_what_a_turn_has_booked_and_does_not_fill_is_promised_once_and_is_no_size_of_its_worker() -> None:
+    stage = Stage(samples=60, cells_total=10_000)
+    stage.arrive("a", cells=10)
+    stage.passes(3.0)
+    stage.cells["a"], stage.booked["a"] = 1000, 4000
+    stage.passes(0.2)
+    stage.close("a")
+    stage.arrive("b", cells=10)
+    stage.passes(3.0)
+    stage.cells["b"], stage.booked["b"] = 400, 100
+    stage.passes(0.2)
+    assert stage.view.cells_promised == 1000
+    stage.booked["b"] = 2000
+    stage.passes(0.2)
+    assert stage.view.cells_promised == 2400
+
+
 def test_cells_that_were_reclaimed_behind_the_gate_are_promised_all_the_same() -> None:
     stage = Stage(samples=60, cells_total=10_000)
     for name in "abc":

@@ -141,6 +141,22 @@ def test_cells_of_workers_on_hold_go_where_they_slow_everybody() -> None:
     assert stage.view.live + stage.view.held == 4
 
 
+def test_cells_of_a_window_stay_with_who_booked_it() -> None:
+    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
+    stage = Stage(samples=60, machine=machine)
+    for index in range(4):
+        stage.arrive(f"w{index}")
+        stage.passes(3.0)
+    for name in list(stage.cells):
+        stage.cells[name] = 4000
+    stage.passes(6.0)
+    newest = on_hold(stage)[-1]
+    stage.window_holders.add(newest)
+    assert newest not in names(stage.end(newest) + stage.passes(10.0), Offload)
+    stage.window_holders.clear()
+    assert newest in names(stage.passes(10.0), Offload)
+
+
 def test_an_offloaded_worker_comes_back_where_there_is_room_for_its_cells_again() -> None:
     machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
     stage = Stage(samples=60, machine=machine, pause_under_after_s=3600.0)

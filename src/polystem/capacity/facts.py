@@ -32,11 +32,13 @@ class Facts:
         prefilling: streams whose prompt is being read.
         prefill_backlog_tokens: prompt tokens not read yet.
         cells_used: cells of pools and of workers, booked or held; what can be reclaimed at any time is not in it.
-        reserved_cells: the part of `cells_used` that nobody holds yet: the free part of windows.
+        reserved_cells: the part of `cells_used` that nobody holds yet: the free part of windows, and what running turns
+            have booked beyond what they hold.
         pool_cells: the part of `cells_used` that pools hold.
         seats_total: sequence ids of the engine; 0 where it has no such limit.
         turn_tokens: output tokens so far of each running turn, by worker; 0 while its prompt is being read.
-        worker_cells: private cells of each worker now.
+        worker_cells: private cells that each worker holds now.
+        worker_claims: what each may come to hold in its turn; as many as it holds where it is not named.
         window_holders: sessions that hold a window: as workers they are there for as long.
     """
 
@@ -52,6 +54,7 @@ class Facts:
     seats_used: int = 0
     turn_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     worker_cells: Mapping[str, int] = field(default_factory=dict[str, int])
+    worker_claims: Mapping[str, int] = field(default_factory=dict[str, int])
     window_holders: frozenset[str] = frozenset()
 
     @property

@@ -106,6 +106,7 @@ class Learning:
         roster = self._parts.roster
         for name, worker in roster.admitted.items():
             before, worker.cells = worker.tokens, facts.worker_cells.get(name)
+            worker.claimed_cells = facts.worker_claims.get(name, worker.cells or 0)
             if worker.cells is not None:
                 worker.most_cells, worker.offloaded_cells = max(worker.most_cells, worker.cells), 0
                 self._charge_beyond(worker, before)

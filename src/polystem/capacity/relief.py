@@ -94,9 +94,10 @@ class Relief:
         return actions
 
     def _at_rest(self) -> list[Worker]:
-        """Workers that are held and of which nothing runs."""
-        roster = self._parts.roster
-        return [*roster.waiting.values(), *(each for each in roster.on_hold.values() if each.name in roster.idle)]
+        """Workers that are held, of which nothing runs, and whose cells may go: what a window was booked for stays."""
+        roster, keep = self._parts.roster, self._parts.facts.window_holders
+        idle = (each for each in roster.on_hold.values() if each.name in roster.idle)
+        return [each for each in (*roster.waiting.values(), *idle) if each.name not in keep]
 
     def _take_back(self, now_s: float) -> list[Action]:
         """The last that was paused; else the last whose turns were held, as many at once as newcomers might warm."""

@@ -203,8 +203,8 @@ class Seating:
                 continue
             if worker.cells is None:
                 cells += max(worker.ask.cells, grown)
-            elif worker.cells < grown:
-                cells += grown - worker.cells
+            else:
+                cells += max(0, grown - worker.claimed_cells)
         return cells
 
     def _final_cells(self) -> int:

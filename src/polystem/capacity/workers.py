@@ -26,6 +26,8 @@ class Worker:
     `since_s` is when it was submitted, `told` the last promise to it: (when, how long it was advised to wait).
     `prepaid_tokens` its tenant was charged at its admission; `served_tokens` is what it was served in earlier turns.
     `seat` counts admissions: the lower, the older.
+    `cells` are the private cells that it holds, None where it has no branch; `claimed_cells` what its turn may come to
+    hold.
     `turn_began_at` is None where it has had no turn since the gate began.
     `kept_tps` is the floor that its policy asks the others to keep, and `waited_for` whether newcomers wait for it.
     """
@@ -46,6 +48,7 @@ class Worker:
     served_tokens: int = 0
     prepaid_tokens: int = 0
     cells: int | None = None
+    claimed_cells: int = 0
     most_cells: int = 0
     offloaded_cells: int = 0
     settle_until: float = 0.0

@@ -36,30 +36,33 @@ class FactsReader:
     def read(self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str]) -> Facts:
         """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
         ledger = self._ledger
-        held = self._accounts(inside, members)
-        pool_cells, reserved_cells = ledger.pool_cells, self._reserved_cells(held.values())
+        accounts = self._accounts(inside, members)
+        claims = {worker: account.claimed_cells for worker, account in accounts.items()}
+        held = {worker: _held_cells(account, engine) for worker, account in accounts.items()}
+        claimed_cells, windows_keep = sum(claims.values()), self._kept_by_windows(accounts.values())
         return Facts(
             steps=self._new_steps(engine),
             decoding=engine.decoding,
             prefilling=engine.prefilling,
             prefill_backlog_tokens=engine.prefill_backlog_tokens,
             cells_total=engine.cells_total,
-            cells_used=pool_cells + sum(account.claimed_cells for account in held.values()) + reserved_cells,
-            reserved_cells=reserved_cells,
-            pool_cells=pool_cells,
+            cells_used=ledger.pool_cells + claimed_cells + windows_keep,
+            reserved_cells=claimed_cells - sum(held.values()) + windows_keep,
+            pool_cells=ledger.pool_cells,
             seats_total=engine.sequences_total,
-            seats_used=ledger.pools_held + len(held),
+            seats_used=ledger.pools_held + len(accounts),
             turn_tokens={worker: len(turn.output) for worker, turn in inside.items()},
-            worker_cells={worker: account.claimed_cells for worker, account in held.items()},
+            worker_cells=held,
+            worker_claims=claims,
             window_holders=frozenset(window.session_id for window in ledger.windows),
         )
 
-    def _reserved_cells(self, held: Iterable[Account]) -> int:
-        """What windows keep beyond their pools and those who hold cells there."""
+    def _kept_by_windows(self, accounts: Iterable[Account]) -> int:
+        """What windows keep beyond their pools and what is claimed in them."""
         if not len(self._ledger.windows):
             return 0
         charges = self._ledger.pool_charges()
-        for account in held:
+        for account in accounts:
             charges[account.payer] += account.claimed_cells
         return sum(max(0, window.cells - charges[window.session_id]) for window in self._ledger.windows)
 
@@ -86,3 +89,11 @@ class FactsReader:
         if new:
             self._last_step_at = new[0].at_s
         return tuple(reversed(new))
+
+
+def _held_cells(account: Account, engine: EngineStatistics) -> int:
+    """What is in the cache: a turn that runs has booked its prompt and all that it may say, and fills it bit by bit."""
+    if not account.running:
+        return account.private_cells
+    tokens = engine.branch_tokens.get(account.branch, account.tokens)
+    return min(account.claimed_cells, max(0, tokens - account.shared_tokens))
