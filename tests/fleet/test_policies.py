@@ -52,6 +52,29 @@ def test_of_a_pools_and_a_requests_floor_the_higher_counts_and_the_servers_is_le
     assert asked.floor_tps == expected_tps
 
 
+ADVISES, WARNS = FloorPolicy(10.0, mode="advisory"), FloorPolicy(10.0, on_saturation="warn")
+
+
+@pytest.mark.parametrize(
+    ("server", "pool", "expected"),
+    [
+        (FloorPolicy(), ADVISES, FloorPolicy(20.0)),
+        (FloorPolicy(), WARNS, FloorPolicy(20.0)),
+        (FloorPolicy(), FloorPolicy(30.0, mode="advisory"), FloorPolicy(20.0)),
+        (FloorPolicy(on_saturation="warn"), ADVISES, FloorPolicy(20.0, on_saturation="warn")),
+        (FloorPolicy(5.0, on_saturation="warn"), ADVISES, FloorPolicy(20.0, on_saturation="warn")),
+        (FloorPolicy(mode="advisory"), ADVISES, FloorPolicy(20.0, mode="advisory")),
+        (FloorPolicy(mode="advisory"), WARNS, FloorPolicy(20.0, on_saturation="warn")),
+        (FloorPolicy(5.0), ADVISES, FloorPolicy(20.0)),
+        (FloorPolicy(), FloorPolicy(10.0), FloorPolicy(20.0)),
+    ],
+)
+def test_a_floor_that_a_request_names_is_kept_as_the_server_says_whatever_its_pool_only_advises(
+    server: FloorPolicy, pool: FloorPolicy, expected: FloorPolicy
+) -> None:
+    assert asked_policy(server, pool, 20.0) == expected
+
+
 def test_where_the_server_enforces_nothing_the_pool_has_its_way() -> None:
     pool = FloorPolicy(8.0, guarantee_min_sessions=4, settle_s=1.0, prefill_max_slots=2)
     for own in (pool, FloorPolicy(8.0, on_saturation="warn", guarantee_min_sessions=4)):
@@ -91,6 +114,18 @@ def test_what_reaches_the_gate_is_never_laxer_than_an_enforced_server(
     if server.prefill_max_slots is not None:
         assert asked.prefill_max_slots is not None
         assert asked.prefill_max_slots <= server.prefill_max_slots
+
+
+@given(server=POLICIES, pool=POLICIES, request_tps=st.floats(0.5, 50.0))
+def test_a_request_that_names_a_floor_waits_for_it_in_a_pool_wherever_it_would_without(
+    server: FloorPolicy, pool: FloorPolicy, request_tps: float
+) -> None:
+    alone, in_pool = asked_policy(server, None, request_tps), asked_policy(server, pool, request_tps)
+    assert alone is not None
+    assert in_pool is not None
+    assert in_pool.waits or not alone.waits
+    assert in_pool.mode == "enforced" or alone.mode == "advisory"
+    assert (in_pool.floor_tps or 0.0) >= request_tps
 
 
 def test_a_request_may_not_ask_for_less_than_the_server_keeps() -> None:

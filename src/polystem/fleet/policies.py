@@ -3,7 +3,8 @@
 The server's is the gate's own, and can be changed at any time. What a pool or a request asks for beside it is handed to
 the gate with the turn; a pool's word binds those who name it.
 Invariant: where the server enforces a floor, no policy handed to the gate is laxer than the server's, except that its
-floor is only its own. A policy of a pool that makes nobody wait for its floor has nobody wait for anything else.
+floor is only its own. A policy of a pool that makes nobody wait for its floor has nobody wait for anything else, and
+takes nothing from the floor that a request names itself: that is kept as the server says.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ def asked_policy(server: FloorPolicy, pool: FloorPolicy | None, floor_tps: float
             settle_s=server.settle_s,
             prefill_max_slots=server.prefill_max_slots,
         )
-    if server.mode == "advisory" or server.floor_tps is None:
-        asked = pool or replace(server, floor_tps=None)
-    else:
+    if server.mode == "enforced" and server.floor_tps is not None:
         asked = _at_least(server, pool)
+    elif pool is None or (floor_tps is not None and _strictness(pool) < _strictness(server)):
+        asked = replace(server, floor_tps=None)
+    else:
+        asked = pool
     return replace(asked, floor_tps=_highest(asked.floor_tps, floor_tps))
 
 
@@ -66,12 +69,17 @@ def _at_least(server: FloorPolicy, pool: FloorPolicy | None) -> FloorPolicy:
     slots = [each.prefill_max_slots for each in (server, pool) if each.prefill_max_slots is not None]
     return FloorPolicy(
         floor_tps=pool.floor_tps if pool.mode == "enforced" else None,
-        on_saturation="warn" if server.on_saturation == pool.on_saturation == "warn" else "reject",
+        on_saturation="reject" if pool.waits else server.on_saturation,
         guarantee_min_sessions=server.guarantee_min_sessions,
         settle_tokens=max(server.settle_tokens, pool.settle_tokens),
         settle_s=max(server.settle_s, pool.settle_s),
         prefill_max_slots=min(slots, default=None),
     )
+
+
+def _strictness(policy: FloorPolicy) -> int:
+    """How a floor under this policy is kept: only told, kept with nobody waiting, or waited for."""
+    return 0 if policy.mode == "advisory" else 1 + (policy.on_saturation == "reject")
 
 
 def _highest(*floors_tps: float | None) -> float | None:
