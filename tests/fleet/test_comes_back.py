@@ -251,6 +251,20 @@ async def test_a_server_that_ends_in_peace_leaves_the_same(tmp_path: Path) -> No
         assert (second.view.live, second.view.queued) == (1, 1)
 
 
+async def test_a_server_that_ends_at_once_leaves_the_seat_of_a_turn_that_never_ran_and_the_place_behind_it(
+    tmp_path: Path,
+) -> None:
+    async with booted(tmp_path / "store", floor=few_at_once(1, admit_wait_s=None)) as first:
+        first.store.lets.clear()
+        turns = [begun(first, of(name)) for name in ("in", "out")]
+        await everybody_reacts()
+        assert (first.view.live, first.view.queued) == (1, 1)
+    assert all(isinstance(turn.exception(), Draining) for turn in turns)
+    async with booted(tmp_path / "store", floor=few_at_once(1)) as second:
+        assert (second.view.live, second.view.queued) == (1, 1)
+        assert await refused_place(second, "out") == 0
+
+
 # --- transcripts ----------------------------------------------------------------------------------------------------
 
 

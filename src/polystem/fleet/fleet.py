@@ -411,8 +411,9 @@ class Fleet:
         await self._end_turns()
 
     async def aclose(self) -> None:
-        """Ends everything. Safe to call twice."""
+        """Ends everything; seats and places stay for the next process. Safe to call twice."""
         self._draining = True
+        self._floor.drain()
         await self._supervisor.aclose()
         await self._sweeper.aclose()
         await self._windows.aclose()
