@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy
 from polystem.clock import VirtualClock
 from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
-from polystem.errors import AdmissionRefused, Draining
+from polystem.errors import AdmissionRefused, Draining, SequencesExhausted
 from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.fleet.store import FleetStore
 from polystem.messages import Delta, Request
@@ -238,6 +239,23 @@ async def test_who_was_closed_or_gave_up_its_place_does_not_come_back(tmp_path: 
     async with booted(left, floor=few_at_once(1)) as second:
         assert (second.view.live, second.view.queued) == (0, 1)
         assert {view.session_id for view in second.fleet.statistics().sessions} == {"b"}
+
+
+async def test_who_never_ran_is_told_why_and_does_not_come_back_even_where_the_gate_fails_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError
+
+    async with booted(tmp_path / "store", floor=FloorSettings(), sequences=1) as first:
+        await created(first, PREFIX, pin=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(FloorGate, "close", failing)
+            with pytest.raises(SequencesExhausted):
+                await played(first, of("late"))
+        assert first.fleet.statistics().floor_faults == 1
+    async with booted(tmp_path / "store", floor=FloorSettings()) as second:
+        assert (second.view.live, second.view.queued) == (0, 0)
 
 
 async def test_a_server_that_ends_in_peace_leaves_the_same(tmp_path: Path) -> None:

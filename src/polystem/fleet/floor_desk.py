@@ -329,12 +329,15 @@ class FloorDesk:
         Whoever ends the turn itself does that after this.
         """
         self._passages.pop(worker, None)
-        cancelled = never_ran or self.gate.state_of(worker) == "queued"
-        found = self.gate.close(worker, self._clock.now_s(), cancelled=cancelled)
+        state = self.gate.state_of(worker)
+        try:
+            self.gate.close(worker, self._clock.now_s(), cancelled=never_ran or state == "queued")
+        except Exception as error:
+            self._note_fault(error)
         self._roll.gone(worker)
         self._act()
         self.wake()
-        return found
+        return state is not None
 
     def knows(self, worker: str) -> bool:
         """Whether this worker is queued, live or held."""
