@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polystem.capacity.actions import SetBudget
 from polystem.capacity.asks import Ask, Go, Wait
 from polystem.capacity.facts import Facts, Step
@@ -32,6 +34,19 @@ def test_a_continuation_that_would_push_the_others_under_the_floor_is_held_and_c
     assert (stage.view.held, stage.view.queued) == (2, 1)
     stage.foreign = 0
     assert let(stage.passes(1.0))[:2] == ["w0", "w1"]
+
+
+def test_a_worker_thinks_until_its_request_comes_however_long_that_waits_for_its_pool() -> None:
+    at_once, later = Stage(None), Stage(None)
+    for stage in (at_once, later):
+        stage.arrive("a")
+        stage.end("a")
+        stage.passes(5.0)
+    came_at = later.now_s
+    later.passes(60.0)
+    assert later.gate.arrive(Ask("a", "default", came_at=came_at), later.now_s) == at_once.arrive("a") == Go()
+    assert later.view.demand.think_s == pytest.approx(at_once.view.demand.think_s)
+    assert at_once.view.demand.think_s > 0
 
 
 def test_a_turn_is_judged_with_the_cells_that_its_prompt_brings_and_not_with_those_kept_for_its_output() -> None:

@@ -200,6 +200,31 @@ async def test_whoever_was_there_when_the_process_was_killed_has_all_its_time_to
         assert (second.view.live, second.view.queued) == (0, 0)
 
 
+@pytest.mark.parametrize("comes", ["in", "out"])
+async def test_a_worker_whose_request_waits_for_its_pool_is_not_away(tmp_path: Path, comes: str) -> None:
+    path = tmp_path / "store"
+    async with booted(path, floor=few_at_once(1)) as first:
+        pool_id = await created(first, "x" * 900, pin=True)
+        await played(first, asking("x" * 900 + "in", session_id="in"))
+        assert await refused_place(first, "out") == 0
+        later_s = first.clock.now_s() + 295.0
+    async with booted(path, floor=few_at_once(1), later_s=later_s) as second:
+        coming = begun(second, asking("x" * 900 + comes, session_id=comes, pool_id=pool_id, admit_wait_s=0.0))
+        await second.steps(10)
+        assert second.fleet.pools()[0].state == "building"
+        assert second.fleet.floor_desk is not None
+        assert {name for name in ("in", "out") if second.fleet.floor_desk.knows(name)} == {comes}
+        left = left_by_a_kill(path)
+        await second.until_done(coming)
+        assert coming.exception() is None
+        assert second.view.submitted == 2
+        second.audit()
+    async with booted(left, floor=few_at_once(1), later_s=1e6) as third:
+        await third.steps(2)
+        assert third.fleet.floor_desk is not None
+        assert third.fleet.floor_desk.knows(comes)
+
+
 async def test_who_was_let_in_with_a_warning_binds_nobody_after_a_restart_either(tmp_path: Path) -> None:
     async with booted(tmp_path / "store", floor=FloorSettings()) as first:
         pool_id = await created(first, PREFIX, pin=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from polystem.capacity.gate import Ask, RestoredWorker
@@ -92,6 +93,22 @@ def test_a_member_is_away_from_the_end_of_its_turn_to_the_next_one() -> None:
     roll.queued(Ask("out", "default"), None)
     assert notebook.away == {"in": None, "out": None}
     assert notebook.written[-2:] == [("in", "live", 1), ("out", "queued", 2)]
+
+
+def test_a_member_whose_request_waits_in_front_of_the_gate_is_not_away_unless_that_request_goes() -> None:
+    roll, notebook = roll_of(
+        (replace(ANYBODY, worker="in", left_wall_s=940.0), "live"),
+        (replace(ANYBODY, worker="out", left_wall_s=400.0), "queued"),
+        wall_s=1000.0,
+    )
+    with roll.coming("in"), roll.coming("unknown"):
+        assert notebook.away == {"in": None}
+        assert roll.coming_workers == {"in", "unknown"}
+    with suppress(ZeroDivisionError), roll.coming("out"):
+        assert notebook.away == {"in": None, "out": None}
+        raise ZeroDivisionError
+    assert notebook.away == {"in": None, "out": 1000.0}
+    assert not roll.coming_workers
 
 
 def test_a_worker_is_written_down_when_it_changes_and_only_then() -> None:

@@ -50,6 +50,7 @@ class Ask:
         reserve_tokens: the part of `cells` that is kept for output.
         booked: its cells are in a window that is booked already: they are neither lacking nor promised once more.
         named: False for a turn without a session: it is done when its turn ends, and keeps no place.
+        came_at: when its request came, where that was before now: it may have waited for its pool.
     """
 
     worker: str
@@ -60,6 +61,7 @@ class Ask:
     named: bool = True
     booked: bool = False
     reserve_tokens: int = 0
+    came_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

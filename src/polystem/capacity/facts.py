@@ -40,6 +40,7 @@ class Facts:
         worker_cells: private cells that each worker holds now.
         worker_claims: what each may come to hold in its turn; as many as it holds where it is not named.
         window_holders: sessions that hold a window: as workers they are there for as long.
+        coming: workers whose request is here and will arrive once its pool is built: they are not away.
     """
 
     steps: tuple[Step, ...] = ()
@@ -56,6 +57,7 @@ class Facts:
     worker_cells: Mapping[str, int] = field(default_factory=dict[str, int])
     worker_claims: Mapping[str, int] = field(default_factory=dict[str, int])
     window_holders: frozenset[str] = frozenset()
+    coming: frozenset[str] = frozenset()
 
     @property
     def held_cells(self) -> int:

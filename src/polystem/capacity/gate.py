@@ -360,7 +360,8 @@ class FloorGate:
         if worker.name not in parts.roster.idle:
             self._stop_turn(worker, now_s)
         elif worker.turn_began_at is not None:  # else it has thought since an earlier boot, and waited for this one
-            parts.estimate.thought(now_s - worker.idle_at)
+            came_at = now_s if worker.ask.came_at is None else worker.ask.came_at
+            parts.estimate.thought(max(0.0, came_at - worker.idle_at))
         ahead = bool(parts.roster.waiting) and parts.is_ours
         parts.roster.hold(worker, now_s)
         if not ahead and self._may_go(worker):
@@ -397,6 +398,9 @@ class FloorGate:
     def _clear_out(self, now_s: float, actions: list[Action]) -> None:
         parts = self._parts
         for name in parts.queue.lapsed(now_s):
+            if name in parts.facts.coming:
+                parts.queue.go_absent(name, now_s, promised_at=None)
+                continue
             self._end(parts.roster.workers[name], now_s, cancelled=True)
             parts.forgotten.append(name)
         actions += [Forget(name) for name in parts.forgotten if name not in parts.roster]  # some are here again
@@ -405,7 +409,7 @@ class FloorGate:
         for worker in list(parts.roster.idle.values()):
             if worker.idle_at > long_ago:
                 break
-            if worker.name not in parts.facts.window_holders:
+            if not (worker.name in parts.facts.window_holders or worker.name in parts.facts.coming):
                 self._end(worker, now_s, cancelled=False)
                 actions.append(Expire(worker.name))
 

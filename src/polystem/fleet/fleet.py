@@ -273,8 +273,9 @@ class Fleet:
 
     async def _through_the_lanes(self, turn: Turn) -> None:
         async with self._lane(turn) as turn.session:
-            await self._prefixes.built(turn)
-            self._supervisor.notice()
+            with self._floor.coming(turn):
+                await self._prefixes.built(turn)
+                self._supervisor.notice()
             with self._windows.paid(turn):
                 async with self._floor.passed(turn, self._planner.private_cells(turn)) as passage:
                     self._supervisor.notice()

@@ -7,7 +7,7 @@ then nobody can be let in, and there is nothing to show.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from polystem.capacity.asks import WorkerState
@@ -54,6 +54,7 @@ class FleetFloor:
     ) -> None:
         self.settings = settings
         self.desk: FloorDesk | None = None
+        self._roll: Roll | None = None
         self._engine = engine
         self._clock = clock
         self._ledger = ledger
@@ -69,6 +70,7 @@ class FleetFloor:
         fits = FitKeeper(self._engine.info, self.settings, self._fits, self._clock)
         model, seen = fits.start()
         gate = FloorGate(_capped(self.settings.gate, fleet), model, rule=self.settings.rule, seen=seen)
+        self._roll = Roll(self._journal, self._clock, members_of(stored))
         self.desk = FloorDesk(
             gate,
             model,
@@ -78,7 +80,7 @@ class FleetFloor:
             FactsReader(self._ledger, sessions),
             fits,
             self._policies,
-            Roll(self._journal, self._clock, members_of(stored)),
+            self._roll,
             self._offload,
         )
         self.desk.start()
@@ -128,6 +130,11 @@ class FleetFloor:
         """Raises FloorBelowServer where a new worker asks for less than is kept for everybody."""
         if self.desk is not None:
             self.desk.check(request)
+
+    def coming(self, turn: Turn) -> AbstractContextManager[None]:
+        """While the turn waits for what comes before the gate its worker is not away; it arrives right after that."""
+        session_id = turn.request.session_id
+        return nullcontext() if self._roll is None or session_id is None else self._roll.coming(session_id)
 
     def passed(self, turn: Turn, cells: int) -> AbstractAsyncContextManager[Passage | None]:
         """The turn inside the gate; see `FloorDesk.passed`."""

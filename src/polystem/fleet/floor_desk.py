@@ -233,6 +233,7 @@ class FloorDesk:
             named=session_id is not None,
             booked=turn.payer is not None,
             reserve_tokens=turn.reserve_tokens,
+            came_at=turn.begun_at,
         )
 
     async def _let_in(self, passage: Passage) -> Go:
@@ -433,7 +434,8 @@ class FloorDesk:
         try:
             now_s = self._clock.now_s()
             inside = {worker: passage.turn for worker, passage in self._passages.items() if passage.inside}
-            self.gate.observe(self._facts.read(self._engine.statistics(), inside, self._roll.admitted_workers), now_s)
+            engine, roll = self._engine.statistics(), self._roll
+            self.gate.observe(self._facts.read(engine, inside, roll.admitted_workers, roll.coming_workers), now_s)
         except Exception as error:
             self._note_fault(error)
         self._act()

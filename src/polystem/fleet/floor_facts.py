@@ -33,8 +33,11 @@ class FactsReader:
         pool = None if pool_id is None else self._ledger.tree.find(pool_id)
         return worker in self._ledger.windows or (pool is not None and pool.payer is not None)
 
-    def read(self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str]) -> Facts:
-        """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions."""
+    def read(
+        self, engine: EngineStatistics, inside: Mapping[str, Turn], members: Collection[str], coming: Iterable[str] = ()
+    ) -> Facts:
+        """The facts now. `inside` are the turns that were let in, by worker; `members` the admitted sessions, `coming`
+        those whose request waits in front of the gate."""
         ledger = self._ledger
         accounts = self._accounts(inside, members)
         claims = {worker: account.claimed_cells for worker, account in accounts.items()}
@@ -55,6 +58,7 @@ class FactsReader:
             worker_cells=held,
             worker_claims=claims,
             window_holders=frozenset(window.session_id for window in ledger.windows),
+            coming=frozenset(coming),
         )
 
     def _kept_by_windows(self, accounts: Iterable[Account]) -> int:

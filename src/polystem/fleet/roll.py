@@ -7,7 +7,8 @@ Invariant: a worker is queued or admitted, never both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
@@ -32,6 +33,7 @@ class Roll:
             if state != "done":
                 (self._admitted if state == "live" else self._queued)[member.worker] = member
         self._places = count(last + 1)
+        self.coming_workers: set[str] = set()
 
     @property
     def admitted_workers(self) -> Collection[str]:
@@ -62,10 +64,20 @@ class Roll:
 
     def left(self, worker: str) -> None:
         """No turn of this worker runs or waits any more: it thinks, or is absent from its place."""
-        member = self._queued.get(worker) or self._admitted.get(worker)
-        if member is not None:
-            state = "queued" if worker in self._queued else "live"
-            self._put(replace(member, left_wall_s=self._clock.wall_s()), state)
+        self._away_since(worker, self._clock.wall_s())
+
+    @contextmanager
+    def coming(self, worker: str) -> Generator[None, None, None]:
+        """A request of this worker waits in front of the gate, and arrives at the end: it is not away meanwhile."""
+        self._away_since(worker, None)
+        self.coming_workers.add(worker)
+        try:
+            yield
+        except BaseException:
+            self.left(worker)
+            raise
+        finally:
+            self.coming_workers.discard(worker)
 
     def gone(self, worker: str) -> None:
         """The worker is done or cancelled; its session may live on as a transcript."""
@@ -113,6 +125,11 @@ class Roll:
     def _goes_on(self, ask: Ask) -> None:
         """The next turn of a member that was let in; what it was let in with stays."""
         self._put(replace(self._admitted[ask.worker], cells=ask.cells, left_wall_s=None), "live")
+
+    def _away_since(self, worker: str, wall_s: float | None) -> None:
+        member = self._queued.get(worker) or self._admitted.get(worker)
+        if member is not None:
+            self._put(replace(member, left_wall_s=wall_s), "queued" if worker in self._queued else "live")
 
     def _put(self, member: Member, state: WorkerState) -> None:
         members = self._admitted if state == "live" else self._queued
