@@ -38,7 +38,7 @@ def restored(roll: Roll, policies: PoolPolicies | None = None) -> list[RestoredW
     return [*roll.restored(FloorPolicy(), policies or PoolPolicies(), lambda worker, _pool_id: worker == "second")]
 
 
-def test_all_come_back_in_the_order_of_their_places_whatever_the_order_in_the_file() -> None:
+def test_all_come_back_in_the_order_of_their_places_those_inside_first_whatever_the_order_in_the_file() -> None:
     earlier = [
         (replace(ANYBODY, worker="third", place=7), "queued"),
         (replace(ANYBODY, worker="second", place=5, floor_tps=3.0), "live"),
@@ -47,11 +47,22 @@ def test_all_come_back_in_the_order_of_their_places_whatever_the_order_in_the_fi
     ]
     roll, _ = roll_of(*earlier)  # pyright: ignore[reportArgumentType]
     found = restored(roll)
-    assert [(each.worker, each.queued) for each in found] == [("first", True), ("second", False), ("third", True)]
+    assert [(each.worker, each.queued) for each in found] == [("second", False), ("first", True), ("third", True)]
     assert [each.worker for each in found if each.booked] == ["second"]
-    assert [each.kept_tps for each in found] == [None, 3.0, None]
+    assert [each.kept_tps for each in found] == [3.0, None, None]
     roll.queued(Ask("next", "default"), None)
     assert restored(roll)[-1].worker == "next"
+
+
+def test_who_was_let_in_first_is_the_oldest_after_a_restart_whoever_was_submitted_first() -> None:
+    roll, _ = roll_of()
+    asks = {name: Ask(name, "default") for name in "abcd"}
+    for ask in asks.values():
+        roll.queued(ask, None)
+    for name in "cab":
+        roll.admitted(asks[name], None, False)
+    roll.queued(asks["c"], None)  # its next turn is held
+    assert [each.worker for each in restored(roll)] == ["c", "a", "b", "d"]
 
 
 def test_a_pool_binds_who_is_queued_as_it_does_now_and_who_was_let_in_as_it_did_then() -> None:
@@ -63,7 +74,7 @@ def test_a_pool_binds_who_is_queued_as_it_does_now_and_who_was_let_in_as_it_did_
         (replace(member, worker="kept", floor_tps=5.0, waited_for=True, place=2), "live"),
         (replace(member, worker="warned", place=3), "live"),
     )
-    queued, kept, warned = restored(roll, policies)
+    kept, warned, queued = restored(roll, policies)
     assert queued.policy is not None
     assert (queued.policy.floor_tps, queued.kept_tps) == (8.0, None)
     assert (kept.policy, kept.kept_tps, kept.waited_for) == (None, 5.0, True)
@@ -78,7 +89,7 @@ def test_whoever_comes_back_has_been_away_since_it_left_and_who_had_not_left_fro
         (replace(ANYBODY, worker="from tomorrow", left_wall_s=2000.0, place=4), "live"),
         wall_s=1000.0,
     )
-    assert [each.away_s for each in restored(roll)] == [60.0, 600.0, 0.0, 0.0]
+    assert [each.away_s for each in restored(roll)] == [60.0, 0.0, 0.0, 600.0]
 
 
 def test_a_member_is_away_from_the_end_of_its_turn_to_the_next_one() -> None:
@@ -92,7 +103,7 @@ def test_a_member_is_away_from_the_end_of_its_turn_to_the_next_one() -> None:
     roll.queued(Ask("in", "default"), None)  # held
     roll.queued(Ask("out", "default"), None)
     assert notebook.away == {"in": None, "out": None}
-    assert notebook.written[-2:] == [("in", "live", 1), ("out", "queued", 2)]
+    assert notebook.written[-2:] == [("in", "live", 3), ("out", "queued", 2)]
 
 
 def test_a_member_whose_request_waits_in_front_of_the_gate_is_not_away_unless_that_request_goes() -> None:
@@ -122,7 +133,7 @@ def test_a_worker_is_written_down_when_it_changes_and_only_then() -> None:
     assert not roll.admitted(replace(ask, cells=20), None, False)
     roll.gone("a")
     roll.gone("a")
-    assert notebook.written == [("a", "queued", 1), ("a", "live", 1), ("a", "live", 1), ("a", "done", 1)]
+    assert notebook.written == [("a", "queued", 1), ("a", "live", 2), ("a", "live", 2), ("a", "done", 2)]
 
 
 def test_a_turn_without_a_session_is_not_on_the_roll() -> None:

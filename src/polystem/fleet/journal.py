@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker with a name. `place` orders the queue: who was submitted earlier has the lower number.
+    """One worker with a name. `place` orders the queue by submission, and those inside by admission: the earlier, the
+    lower.
 
     `floor_tps` is what it asks for while it is queued, and from its admission on what the gate keeps for it;
     `waited_for` says whether newcomers wait for that. `left_wall_s` is when it was last there, None while it is.

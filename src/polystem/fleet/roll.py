@@ -52,12 +52,12 @@ class Roll:
             self._put(self._as_asked(ask, floor_tps), "queued")
 
     def admitted(self, ask: Ask, kept_tps: float | None, waited_for: bool) -> bool:
-        """A turn is let in, whose worker gets this floor. Returns whether it is newly admitted."""
+        """A turn is let in, whose worker gets this floor; a new one comes behind those inside. Returns if it is."""
         if ask.worker in self._admitted:
             self._goes_on(ask)
             return False
         if ask.named:
-            member = replace(self._as_asked(ask, kept_tps), waited_for=waited_for)
+            member = replace(self._as_asked(ask, kept_tps), waited_for=waited_for, place=next(self._places))
             self._queued.pop(ask.worker, None)
             self._put(member, "live")
         return ask.named
@@ -92,7 +92,7 @@ class Roll:
     def restored(
         self, server: FloorPolicy, policies: PoolPolicies, is_booked: Callable[[str, int | None], bool]
     ) -> Sequence[RestoredWorker]:
-        """All members, as the gate of a new process takes them in: in the order of their places.
+        """All members, as the gate of a new process takes them in: those admitted, the oldest first, then the queue.
 
         `is_booked` says of a worker and the pool that it named whether a window pays for its cells. One that was there
         when its process ended is away from now on: nobody knows when that was.
@@ -113,7 +113,7 @@ class Roll:
                 waited_for=member.waited_for,
                 booked=is_booked(member.worker, member.pool_id),
             )
-            for member, queued in sorted(members, key=lambda each: each[0].place)
+            for member, queued in sorted(members, key=lambda each: (each[1], each[0].place))
         ]
 
     def _as_asked(self, ask: Ask, floor_tps: float | None) -> Member:

@@ -16,7 +16,7 @@ WorkerState: TypeAlias = Literal["queued", "live", "done"]
 
 @dataclass(frozen=True, slots=True)
 class StoredWorker:
-    """A session as the gate knows it. `place` orders queued workers.
+    """A session as the gate knows it. `place` orders queued workers by submission, live ones by admission.
 
     `left_wall_s` is since when it is away, in seconds since 1970: None while a turn of it runs or waits. `floor_tps` is
     what a queued one asks for, and what is kept for a live one; `waited_for` says whether newcomers wait for that.
