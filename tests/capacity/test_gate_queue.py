@@ -176,10 +176,25 @@ def test_who_did_not_come_back_when_it_was_told_to_gives_way_to_who_waits() -> N
 def test_a_queue_of_workers_who_wait_is_full_however_many_are_absent() -> None:
     stage = Stage(None, max_workers=1, queue_limit=1)
     stage.gate.restore([RestoredWorker(name, "a", queued=name != "in") for name in ("in", *"xyz")], stage.now_s)
-    stage.passes(20.0)
+    stage.passes(126.0)
     assert isinstance(stage.arrive("d"), Wait)
     assert isinstance(stage.arrive("e"), Refused)
     assert (stage.view.queued, stage.view.absent) == (3, 2)
+
+
+def test_after_a_restart_nobody_has_missed_a_retry_before_the_latest_that_it_may_have_been_told() -> None:
+    stage = Stage(None, max_workers=2, queue_limit=3)
+    stage.gate.restore([RestoredWorker(name, "t", queued=name != "in") for name in ("in", *"bcd")], stage.now_s)
+    assert isinstance(stage.arrive("e", "t"), Refused), "a seat is kept for who is due, and the queue is full"
+    stage.passes(124.0)
+    assert isinstance(stage.arrive("f", "t"), Go), "the seat is kept no longer"
+    assert isinstance(stage.arrive("g", "t"), Refused)
+    assert isinstance(stage.arrive("d", "t"), Wait)
+    assert (stage.view.queued, stage.view.cancelled) == (3, 0)
+    stage.passes(2.0)
+    assert isinstance(stage.arrive("g", "t"), Wait)
+    stage.decide()
+    assert stage.ended.keys() == {"b"}
 
 
 def test_without_a_queue_there_is_still_room_for_who_can_go_at_once() -> None:

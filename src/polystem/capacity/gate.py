@@ -30,7 +30,7 @@ from polystem.capacity.rule import AdmissionRule, FloorRule, GateState
 from polystem.capacity.seating import Seating
 from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import CapacityView, Outlook
-from polystem.capacity.waits import Waits
+from polystem.capacity.waits import LONGEST_S, Waits
 from polystem.capacity.workers import Worker
 
 __all__ = [
@@ -247,8 +247,8 @@ class FloorGate:
     def restore(self, workers: Sequence[RestoredWorker], now_s: float) -> None:
         """Takes in the workers of an earlier boot: live ones idle, queued ones absent at their places, in this order.
 
-        The first of the queue is taken to be due now: it lost its request with the boot. Whoever has been away for too
-        long goes with the next decision.
+        The first of the queue is taken to be due now: it lost its request with the boot. Nobody has missed a retry that
+        may have been told for LONGEST_S from now. Whoever has been away for too long goes with the next decision.
         """
         parts = self._parts
         for each in workers:
@@ -256,7 +256,8 @@ class FloorGate:
             worker = parts.roster.submit(ask, now_s)
             parts.queue.join(worker.name, each.tenant)
             if each.queued:
-                parts.queue.go_absent(worker.name, now_s - each.away_s, promised_at=now_s)
+                missed_at = now_s + LONGEST_S + parts.settings.due_grace_s
+                parts.queue.go_absent(worker.name, now_s - each.away_s, promised_at=now_s, missed_at=missed_at)
             else:
                 self._admit(worker, now_s)
                 worker.idle_at = now_s - each.away_s
@@ -492,4 +493,4 @@ class FloorGate:
 
     def _jittered(self, wait_s: float) -> float:
         """Whole seconds, up to a fifth more than expected, so that a crowd does not come back as one."""
-        return float(min(120, max(1, ceil(wait_s * self._random.uniform(1.0, 1.2)))))
+        return float(min(LONGEST_S, max(1, ceil(wait_s * self._random.uniform(1.0, 1.2)))))

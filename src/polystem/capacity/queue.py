@@ -32,8 +32,8 @@ LINES_REMEMBERED = 1024
 class Place:
     """Where a worker stands. `order` grows with arrival.
 
-    While absent: `promised_at` is when it was told to come back (None: nothing was promised), and the place is kept
-    until `kept_until`.
+    While absent: `promised_at` is when it was told to come back (None: nothing was promised), after `missed_at` nobody
+    is expected on it any more, and the place is kept until `kept_until`.
     """
 
     worker: str
@@ -41,6 +41,7 @@ class Place:
     order: int
     present: bool = True
     promised_at: float | None = None
+    missed_at: float = 0.0
     kept_until: float = 0.0
 
 
@@ -114,12 +115,16 @@ class FairQueue:
         if not line.orders:
             self._last_left_tokens = line.counter_tokens
 
-    def go_absent(self, worker: str, now_s: float, *, promised_at: float | None) -> None:
-        """The request that waited is gone; the place stays."""
+    def go_absent(
+        self, worker: str, now_s: float, *, promised_at: float | None, missed_at: float | None = None
+    ) -> None:
+        """The request that waited is gone; the place stays. Without `missed_at` it is missed when its seat goes."""
         place = self._places[worker]
         if place.present:
             self._hide(self._lines[place.tenant], place)
         place.present, place.promised_at, place.kept_until = False, promised_at, now_s + self._place_kept_s
+        seat_until = -inf if promised_at is None else promised_at + self._due_grace_s
+        place.missed_at = seat_until if missed_at is None else missed_at
         self._due.pop(place.order, None)
         heapq.heappush(self._lapses, (place.kept_until, place.order))
         if promised_at is not None:
@@ -164,7 +169,7 @@ class FairQueue:
         """
         absent = [place for place in self._places.values() if not place.present]
         number = Counter(place.tenant for place in absent)
-        missed = [place for place in absent if self._has_missed(place, now_s)]
+        missed = [place for place in absent if place.missed_at < now_s]
         if missed:
             return min(missed, key=lambda place: (-number[place.tenant], place.kept_until)).worker
         most = max(number, key=number.__getitem__, default=tenant)
@@ -274,9 +279,6 @@ class FairQueue:
             place = self._by_order.get(order)
             if place is not None and not place.present and place.promised_at == promised_at:
                 self._due[order] = place
-        for order in [order for order, place in self._due.items() if self._has_missed(place, now_s)]:
+        late_s = now_s - self._due_grace_s
+        for order in [order for order, place in self._due.items() if (place.promised_at or 0.0) < late_s]:
             del self._due[order]
-
-    def _has_missed(self, place: Place, now_s: float) -> bool:
-        """Whether nobody is expected on an absent place: nothing was promised to its worker, or it did not come."""
-        return place.promised_at is None or place.promised_at + self._due_grace_s < now_s

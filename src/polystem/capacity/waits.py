@@ -10,11 +10,12 @@ from polystem.capacity.parts import GateParts
 from polystem.capacity.seating import Seating
 from polystem.capacity.workers import Worker
 
-__all__ = ["Waits"]
+__all__ = ["LONGEST_S", "Waits"]
 
 _UNKNOWN_S = 10.0
 """A worker's stay before any has ended or aged."""
-_LONGEST_S = 120.0
+LONGEST_S = 120.0
+"""The longest wait that anybody is told: clients give up where they are told more."""
 
 
 class Waits:
@@ -46,7 +47,7 @@ class Waits:
         """The wait told to somebody who keeps no place; not known better than this."""
         live = len(self._parts.roster.admitted)
         residence_s = self._parts.estimate.residence_s.known or _UNKNOWN_S
-        return min(_LONGEST_S, max(1.0, (place + 1) * residence_s / max(1, live)))
+        return min(LONGEST_S, max(1.0, (place + 1) * residence_s / max(1, live)))
 
     def residence_s(self, now_s: float) -> float:
         """R: how long a worker stays, from those that ended; before any did, twice the mean age of those that live."""
