@@ -45,9 +45,7 @@ def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_
         foreign=0,
         measured_tps=27.0,
         under_floor=False,
-        cold_samples=40,
-        samples=1000,
-        settle_until=0.0,
+        is_cold=False,
         cells_after=1000,
         cells_line=9000,
         path=CellPath(present=((4, 100.0),), newcomer_cells=100, final_cells=100),
@@ -67,7 +65,7 @@ def test_nothing_binds_at_peace() -> None:
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
-        ("settling", {"samples": 39, "settle_until": 101.0}),
+        ("settling", {"is_cold": True}),
         ("saturated, hold", {"held": 1}),
         ("saturated, hold", {"on_hold": 1}),
         ("saturated, hold", {"under_floor": True}),
@@ -81,13 +79,6 @@ def test_nothing_binds_at_peace() -> None:
 )
 def test_what_binds_has_a_name(reason: Reason, changes: dict[str, object]) -> None:
     assert RULE.blocks(replace(state(), **changes)) == reason  # type: ignore[arg-type]
-
-
-def test_the_settle_timer_and_the_samples_each_end_the_settling() -> None:
-    cold = replace(state(), samples=0, settle_until=101.0)
-    assert RULE.blocks(cold) == "settling"
-    assert RULE.blocks(replace(cold, now_s=101.0)) is None
-    assert RULE.blocks(replace(cold, samples=40)) is None
 
 
 def test_guaranteed_workers_need_cells_and_seats_alone() -> None:

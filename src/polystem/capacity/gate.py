@@ -161,6 +161,7 @@ class FloorGate:
     def observe(self, facts: Facts, now_s: float) -> None:
         """Takes in what the engine says of itself: steps, rates, cells. Nothing else teaches the model."""
         self._learning.observe(facts, now_s)
+        self._parts.reach.look(self._seating.alone_tps(self._parts.policy, now_s), now_s)
 
     def decide(self, now_s: float) -> tuple[Action, ...]:
         """What is to be done now; to be asked after every other call, and carried out at once."""
@@ -460,7 +461,7 @@ class FloorGate:
         """Who waits for cells alone may be passed by others that fit, for a while; who asks for a floor that nobody can
         have, for as long as others come."""
         if reason == "floor unreachable":
-            return self._seating.asks_too_much(worker.ask)
+            return self._seating.asks_too_much(worker.ask, now_s)
         if reason != "kv headroom exhausted":
             return False
         if worker.passed_since is None:
@@ -475,7 +476,7 @@ class FloorGate:
             reason = self._reason_against(place, worker, now_s)
             if reason is None:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
-            elif reason != "kv headroom exhausted" and not self._seating.asks_too_much(worker.ask):
+            elif reason != "kv headroom exhausted" and not self._seating.asks_too_much(worker.ask, now_s):
                 return
 
     # --- inside: telling ------------------------------------------------------------------------------------------

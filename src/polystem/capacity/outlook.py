@@ -45,7 +45,7 @@ def capacity_view(parts: GateParts, seating: Seating, waits: Waits, now_s: float
         paused=len(roster.paused),
         foreign=parts.foreign,
         floor_tps=floor_tps,
-        floor_unreachable=seating.is_out_of_reach(floor_tps),
+        floor_unreachable=seating.is_out_of_reach(floor_tps, seating.policy_of(ask), now_s),
         under_floor=parts.ladder.under,
         settling=waits.settle_remaining_s(ask, now_s) is not None,
         settle_remaining_s=waits.settle_remaining_s(ask, now_s),

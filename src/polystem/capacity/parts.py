@@ -15,6 +15,7 @@ from polystem.capacity.margin import TurnMargin
 from polystem.capacity.meter import StepMeter
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.capacity.queue import FairQueue
+from polystem.capacity.reach import Reach
 from polystem.capacity.rule import AdmissionRule, FloorRule
 from polystem.capacity.step_model import StepModel
 from polystem.capacity.workers import Roster
@@ -59,6 +60,7 @@ class GateParts:
     policy: FloorPolicy
     max_workers: int | None
     known_streams: int = 0
+    reach: Reach = field(default_factory=Reach)
     facts: Facts = field(default_factory=Facts)
     foreign: int = 0
     looks_at_nothing: int = 0

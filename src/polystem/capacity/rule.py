@@ -30,8 +30,7 @@ class GateState:
         floor_tps: the highest floor of those let in and of the newcomer; None asks for nothing.
         policy: the newcomer's, or the gate's own.
         held: turns that wait, or stand still; `on_hold` workers of which the ladder holds the next turn.
-        samples: steps learned from since the engine started, of the `cold_samples` that are waited for.
-        settle_until: until then the gate waits for samples.
+        is_cold: what the model says is no more than a guess yet.
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
         path: where the cells of the workers go, with the newcomer and others like it.
@@ -55,9 +54,7 @@ class GateState:
     foreign: int
     measured_tps: float | None
     under_floor: bool
-    samples: int
-    cold_samples: int
-    settle_until: float
+    is_cold: bool
     cells_after: int
     cells_line: int
     path: CellPath
@@ -84,12 +81,12 @@ class FloorRule:
     def blocks(self, state: GateState) -> Reason | None:
         if state.live < state.policy.guarantee_min_sessions:
             return self._no_room(state)
-        out_of_reach = None if self._is_cold(state) else self._out_of_reach(state)
+        out_of_reach = None if state.is_cold else self._out_of_reach(state)
         blocked = out_of_reach or self._not_yet(state) or self._no_room(state)
         if blocked:
             return blocked
         under = self.under_floor(state)
-        if under and self._is_cold(state):
+        if under and state.is_cold:
             return "settling"
         return under or self._warming(state)
 
@@ -165,12 +162,8 @@ class FloorRule:
             return None
         return "floor unreachable"
 
-    def _is_cold(self, state: GateState) -> bool:
-        """Whether what the model says is no more than a guess yet."""
-        return state.samples < state.cold_samples and state.now_s < state.settle_until
-
     def _not_yet(self, state: GateState) -> Reason | None:
-        if state.running and self._is_cold(state):
+        if state.running and state.is_cold:
             return "settling"
         if state.held or state.on_hold or state.under_floor:
             return "saturated, hold"

@@ -6,7 +6,9 @@ always let in, and never more than `max_workers`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 from polystem.capacity.asks import Ask, Bound, Reason
 from polystem.capacity.facts import Facts
@@ -36,12 +38,18 @@ class Seating:
     # --- floors ---------------------------------------------------------------------------------------------------
 
     def kept_floor_tps(self) -> float | None:
-        """The highest floor that workers who were let in are to keep."""
+        """The highest floor that workers who were let in are to keep: the gate's, or one of their own in reach."""
         parts = self._parts
-        own = [worker.kept_tps for worker in parts.roster.admitted.values() if worker.kept_tps is not None]
-        if parts.policy.mode == "enforced" and parts.policy.floor_tps is not None:
-            own.append(parts.policy.floor_tps)
-        return max(own, default=None)
+        floors = [self._highest_own(parts.roster.admitted.values())]
+        if parts.policy.mode == "enforced":
+            floors.append(parts.policy.floor_tps)
+        return max((each for each in floors if each is not None), default=None)
+
+    def _highest_own(self, workers: Iterable[Worker]) -> float | None:
+        """Of the floors that are kept for these. One that not even one alone reaches binds nobody else."""
+        most_tps = self._parts.reach.tps
+        own = (worker.kept_tps for worker in workers)
+        return max((each for each in own if each is not None and each <= most_tps), default=None)
 
     def policy_of(self, ask: Ask) -> FloorPolicy:
         """The policy that its settling, its guarantee and its patience come from."""
@@ -51,8 +59,8 @@ class Seating:
         """The floor that this newcomer has to wait for: its own and the gate's where they make anybody wait, and that
         of others who were let in on such terms. None where it is let in whatever the rate."""
         policies = [each for each in (ask.policy, self._parts.policy) if each is not None and each.waits]
-        others = [worker.kept_tps for worker in self._parts.roster.admitted.values() if worker.waited_for]
-        floors = (*(each.floor_tps for each in policies), *others)
+        others = self._highest_own(each for each in self._parts.roster.admitted.values() if each.waited_for)
+        floors = (*(each.floor_tps for each in policies), others)
         return max((each for each in floors if each is not None), default=None)
 
     def told_floor_tps(self, ask: Ask) -> float | None:
@@ -84,7 +92,7 @@ class Seating:
             return None
         state = self.state_for(ask, self.told_floor_tps(ask), now_s)
         if not parts.roster.admitted:
-            return "floor unreachable" if self.is_out_of_reach(state.floor_tps) else None
+            return "floor unreachable" if self.is_out_of_reach(state.floor_tps, state.policy, now_s) else None
         if state.floor_tps is None:  # as for a guaranteed worker: cells and seats alone
             state = replace(state, live=0)
         return parts.floor_rule.blocks(state)
@@ -107,21 +115,29 @@ class Seating:
             case _:
                 return Bound(floor_tps=floor_tps)
 
-    def is_out_of_reach(self, floor_tps: float | None) -> bool:
-        """Whether one alone, the cells of others gone, would be under the floor, once enough was seen to say so."""
+    def is_out_of_reach(self, floor_tps: float | None, policy: FloorPolicy, now_s: float) -> bool:
+        """Whether one alone would be under the floor now, for somebody with this policy."""
+        return floor_tps is not None and self.alone_tps(policy, now_s) < floor_tps
+
+    def alone_tps(self, policy: FloorPolicy, now_s: float) -> float:
+        """What one alone would get, the cells of others gone; infinite while the model is no more than a guess."""
+        return inf if self._is_cold(policy, now_s) else 1 / self._parts.forecast.alone_s(self._present())
+
+    def _is_cold(self, policy: FloorPolicy, now_s: float) -> bool:
+        """Whether steps are waited for that have to be seen first, or some time to pass since somebody was let in."""
         parts = self._parts
-        known = parts.meter.samples >= parts.settings.cold_samples
-        return floor_tps is not None and known and parts.forecast.alone_s(self._present()) > 1 / floor_tps
+        waits = parts.cold_since is None or now_s < parts.cold_since + policy.settle_s
+        return waits and parts.meter.samples < parts.cold_samples
 
     def passes_the_queue(self, ask: Ask) -> bool:
         """Whether nothing that others wait for makes this newcomer wait."""
         freely = self.waits_for_tps(ask) is None or self.never_fits(ask)
         return freely and self._parts.max_workers is None and self._parts.is_ours
 
-    def asks_too_much(self, ask: Ask) -> bool:
+    def asks_too_much(self, ask: Ask, now_s: float) -> bool:
         """Whether it asks for a floor of its own that one alone does not reach."""
         own_tps = None if ask.policy is None else ask.policy.floor_tps
-        return own_tps != self._parts.policy.floor_tps and self.is_out_of_reach(own_tps)
+        return own_tps != self._parts.policy.floor_tps and self.is_out_of_reach(own_tps, self.policy_of(ask), now_s)
 
     def never_fits(self, ask: Ask) -> bool:
         """Whether it is larger than all cells beside the pools, so that no wait helps."""
@@ -132,7 +148,6 @@ class Seating:
         """What a rule sees of this newcomer."""
         parts, facts = self._parts, self._parts.facts
         roster, settings, policy = parts.roster, parts.settings, self.policy_of(ask)
-        cold_since = now_s if parts.cold_since is None else parts.cold_since
         newcomer_cells = self.grown_cells(ask.cells)
         return GateState(
             now_s=now_s,
@@ -149,9 +164,7 @@ class Seating:
             foreign=parts.foreign,
             measured_tps=parts.meter.measured_tps,
             under_floor=parts.ladder.under,
-            samples=parts.meter.samples,
-            cold_samples=parts.cold_samples,
-            settle_until=cold_since + policy.settle_s,
+            is_cold=self._is_cold(policy, now_s),
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
             path=self._path(ask),
