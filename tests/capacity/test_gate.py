@@ -332,6 +332,26 @@ def test_a_floor_is_lifted_while_the_gate_runs() -> None:
     assert stage.budget_tokens == 512
 
 
+def test_who_waits_for_no_floor_any_more_does_not_wait_behind_one_that_does() -> None:
+    for ends in ("the server's", "a worker's"):
+        stage = Stage(14.0 if ends == "the server's" else None, samples=60)
+        for index in range(13):
+            stage.arrive(f"w{index}", policy=FloorPolicy(floor_tps=14) if index == 0 else None)
+            stage.passes(1.0)
+        for name, policy in (("greedy", FloorPolicy(floor_tps=30)), ("a", None), ("b", FloorPolicy()), ("away", None)):
+            assert isinstance(stage.arrive(name, policy=policy), Wait)
+        stage.leave("away")
+        assert let(stage.passes(1.0)) == []
+        if ends == "the server's":
+            stage.close("w0")
+            stage.gate.set_policy(FloorPolicy(floor_tps=14, mode="advisory"))
+            assert let(stage.decide())[-2:] == ["a", "b"]
+        else:
+            assert let(stage.close("w0"))[-2:] == ["a", "b"]
+        assert (stage.gate.state_of("greedy"), stage.gate.state_of("away")) == ("queued", "queued")
+        assert isinstance(stage.arrive("away"), Go)
+
+
 def test_a_gate_that_drains_refuses_newcomers_and_keeps_those_it_has() -> None:
     stage = Stage(None, max_workers=1)
     stage.arrive("a")

@@ -443,6 +443,8 @@ class FloorGate:
             if reason is None:
                 actions.append(Let(worker.name, self._let_in(worker, now_s)))
                 continue
+            for free in self._seating.who_pass_the_queue():
+                actions.append(Let(free.name, self._let_in(free, now_s)))
             if self._may_be_passed(worker, reason, now_s):
                 self._let_others_pass(worker, now_s, actions)
             elif parts.is_ours and reason not in _PASS_WITH_TIME:

@@ -24,6 +24,7 @@ __all__ = ["Seating"]
 _MOST_FOR_PROMPTS = 0.8
 """No more of a step is laid to prompts, whatever the model says of them."""
 _LEAST_STEP_S = 1e-6
+_WHO_ASKS_NOTHING = Ask("", "")
 _MOST_LOOKED_FOR = 256
 """How many newcomers at once are looked for room."""
 
@@ -133,6 +134,16 @@ class Seating:
         """Whether nothing that others wait for makes this newcomer wait."""
         freely = self.waits_for_tps(ask) is None or self.never_fits(ask)
         return freely and self._parts.max_workers is None and self._parts.is_ours
+
+    def who_pass_the_queue(self) -> list[Worker]:
+        """Those who wait behind others though nothing that these wait for concerns them: a floor was lifted meanwhile."""
+        roster, queue = self._parts.roster, self._parts.queue
+        if not self.passes_the_queue(_WHO_ASKS_NOTHING):
+            return []
+        queued = (worker for worker in roster.workers.values() if worker.state == "queued")
+        free = {worker.name for worker in queued if worker.ask.policy is None or not worker.ask.policy.waits}
+        places = queue.in_order() if free else ()
+        return [roster.workers[place.worker] for place in places if place.present and place.worker in free]
 
     def asks_too_much(self, ask: Ask, now_s: float) -> bool:
         """Whether it asks for a floor of its own that one alone does not reach."""
