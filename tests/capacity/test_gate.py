@@ -379,6 +379,16 @@ def test_workers_of_an_earlier_boot_come_back_to_their_places() -> None:
     assert let(stage.close("a")) == ["c"]
 
 
+def test_a_worker_is_on_the_account_of_the_tenant_that_it_came_with_whoever_sends_its_next_turn() -> None:
+    stage = Stage(None, max_workers=1)
+    stage.arrive("w", "a")
+    stage.arrive("w", "c")
+    for name, tenant in (("x", "b"), ("x", "c"), ("z", "c")):
+        stage.arrive(name, tenant)
+    assert {row.worker: row.tenant for row in stage.view.rows} == {"w": "a", "x": "b", "z": "c"}
+    assert let(stage.close("w")) == ["x"], "what was paid for w goes back to a, not to c"
+
+
 def test_workers_of_an_earlier_boot_were_away_meanwhile_and_keep_what_they_were_let_in_with() -> None:
     stage = Stage(None)
     kept = [

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 
@@ -109,7 +110,7 @@ class FloorGate:
             worker = None
         if worker is None:
             return self._newcomer(ask, now_s)
-        worker.ask = ask
+        worker.ask = replace(ask, tenant=worker.ask.tenant)  # on whose account it began, whoever sends its next turn
         if worker.state == "queued":
             self._parts.queue.come_back(worker.name)
             return self._begin_or_wait(worker, now_s)
