@@ -144,6 +144,28 @@ def test_a_turn_that_has_ended_has_settled_its_worker() -> None:
     assert let(stage.end("a")) == ["b"]
 
 
+def test_a_turn_that_decoded_nothing_says_nothing_of_how_long_workers_settle() -> None:
+    told: list[float] = []
+    for failed in (0, 8):
+        stage = Stage(policy=FloorPolicy(floor_tps=30), **DOUBTED)  # type: ignore[arg-type]
+        stage.arrive("a")
+        stage.now_s += 1.0
+        stage.end("a")
+        stage.close("a")
+        for index in range(failed):
+            stage.arrive(f"f{index}")
+            stage.tokens[f"f{index}"] = 0
+            stage.end(f"f{index}")
+            assert stage.view.warming == 0
+            stage.close(f"f{index}")
+        stage.arrive("b")
+        wait = stage.arrive("c")
+        assert isinstance(wait, Wait)
+        assert wait.reason == "warming"
+        told.append(wait.expected_wait_s)
+    assert told[0] == told[1]
+
+
 def test_as_many_are_let_in_as_keep_the_floor() -> None:
     stage = Stage(samples=60)
     for index in range(40):

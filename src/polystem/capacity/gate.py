@@ -144,9 +144,7 @@ class FloorGate:
         if known is None or known.state == "queued":
             return
         if worker in self._parts.roster.running or worker in self._parts.roster.paused:
-            self._learning.count_tokens(known, output_tokens)
-            self._parts.estimate.turn_ended(output_tokens)
-            self._learning.settle(known, now_s, waived=False)
+            self._learning.turn_ended(known, now_s, output_tokens=output_tokens)
         self._stop_turn(known, now_s)
 
     def close(self, worker: str, now_s: float, *, cancelled: bool = False) -> bool:

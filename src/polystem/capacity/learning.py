@@ -64,6 +64,15 @@ class Learning:
         worker.turn_tokens = max(worker.turn_tokens, turn_tokens)
         self._charge_beyond(worker, before)
 
+    def turn_ended(self, worker: Worker, now_s: float, *, output_tokens: int) -> None:
+        """A turn of its is over, and it warms no longer. One that decoded nothing failed, and does not tell how long
+        others will settle."""
+        self.count_tokens(worker, output_tokens)
+        self._parts.estimate.turn_ended(output_tokens)
+        if output_tokens > 0:
+            self.settle(worker, now_s, waived=False)
+        self._parts.roster.warming.pop(worker.name, None)
+
     def settle(self, worker: Worker, now_s: float, *, waived: bool) -> None:
         """It warms no longer; `waived` where it was only waited for."""
         parts = self._parts
