@@ -28,7 +28,7 @@ class Seen:
         demand: think time and turn length.
         final_cells: private cells of a worker when it ends; None where none was seen to end.
         cells_per_token: cells that a worker fills for each token that it says.
-        most_streams: so many streams or more were in several steps; 0 where nothing is known.
+        most_streams: so many streams or more were in several steps, lately or before; 0 where nothing is known.
     """
 
     demand: Demand

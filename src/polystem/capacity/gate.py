@@ -219,7 +219,7 @@ class FloorGate:
     @property
     def seen(self) -> Seen | None:
         """What was seen so far, to be stored beside the fit; None where no turn was."""
-        return self._parts.estimate.seen(self._parts.meter.most_carried or self._parts.known_streams)
+        return self._parts.estimate.seen(self._parts.streams_to_tell)
 
     def bound(self, ask: Ask, reason: Reason, now_s: float) -> Bound:
         """The numbers behind a reason that keeps this newcomer out. Changes nothing."""

@@ -114,6 +114,13 @@ class GateParts:
         return max(self.meter.most_carried, self.known_streams)
 
     @property
+    def streams_to_tell(self) -> int:
+        """The most streams carried, for the next boot. What earlier ones carried loses half with each boot that carried
+        fewer: one quiet boot does not undo it, and it does not hold for ever on a machine that has changed."""
+        carried, known = self.meter.most_carried, self.known_streams
+        return max(carried, known // 2) if carried else known
+
+    @property
     def is_ours(self) -> bool:
         """Whether the turn gate, the ladder and the prefill budget work too, or a rule is being compared."""
         return self.rule is self.floor_rule

@@ -136,7 +136,7 @@ class Seating:
         return freely and self._parts.max_workers is None and self._parts.is_ours
 
     def who_pass_the_queue(self) -> list[Worker]:
-        """Those who wait behind others though nothing that these wait for concerns them: a floor was lifted meanwhile."""
+        """Those of the queue who, if they came now, would pass it: a floor that they waited for holds no more."""
         roster, queue = self._parts.roster, self._parts.queue
         if not self.passes_the_queue(_WHO_ASKS_NOTHING):
             return []
