@@ -242,3 +242,13 @@ def test_a_plan_for_no_floor_is_refused(floor_tps: float) -> None:
 def test_a_plan_for_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="workers"):
         curve_of().floor_for(0)
+
+
+@pytest.mark.parametrize("per_stream_s", [0.0, 0.004])
+@pytest.mark.parametrize("think_s", [0.0, 0.4, 3.0])
+def test_a_fit_that_knows_no_time_but_that_of_streams_plans_all_the_same(per_stream_s: float, think_s: float) -> None:
+    fit = replace(FIT, base_s=0.0, per_stream_s=per_stream_s, per_cell_s=0.0, per_read_s=0.0, per_prefill_token_s=0.0)
+    curve = plan(fit, replace(SHAPE, think_s=think_s, turn_tokens=100), (1.0, 30.0), LIMITS)
+    assert all(point.workers >= 1 for point in curve.points)
+    assert curve.fleet_tps(1) > 0
+    assert curve.floor_for(1)

@@ -305,7 +305,7 @@ class PlanCurve:
         """r and s, where a turn decodes for r + s*k seconds while k streams do."""
         per_step = self.shape.turn_tokens / (1 - share)
         more_s = per_step * (self.fit.per_stream_s + self.fit.per_read_s * cells)
-        return per_step * self.fit.mean_s(StepLoad(0, cells)), more_s
+        return per_step * self._times.mean_s(StepLoad(0, cells)), more_s
 
 
 def _mean_streams(workers: int, rest_s: float, first_s: float, more_s: float) -> float:
