@@ -14,6 +14,7 @@ from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.simulation import Coefficients
 from polystem.capacity.step_model import StepModel
+from polystem.capacity.views import WorkerRow
 from tests.capacity.gate_stage import Stage
 
 Move: TypeAlias = tuple[str, int, int]
@@ -22,21 +23,30 @@ ACTS = [
     *("ask", "ask", "ask", "leave", "end", "end", "close", "grow", "passes", "passes", "slow", "foreign"),
     *("engine", "server", "limit", "floor", "reclaim"),
 ]
-POLICIES = (None, None, FloorPolicy(floor_tps=20.0), FloorPolicy(floor_tps=18.0, mode="advisory"))
+POLICIES = (
+    *(None, None, None, None, FloorPolicy(floor_tps=20.0), FloorPolicy(floor_tps=18.0, mode="advisory")),
+    *(FloorPolicy(floor_tps=18.0, on_saturation="warn"), FloorPolicy(floor_tps=1e5, guarantee_min_sessions=3)),
+)
+SEATS = 5
 
 
 class Walk:
     """One walk. `known` are the workers that were submitted and have not ended, as the walker saw it; `present` those
-    of them whose request waits. A worker's name is never used again once it has ended."""
+    of them whose request waits. A worker's name is never used again once it has ended. `asked` is what each asks for,
+    `there_at` when a request of it was there last; `inside` how many had been let in at the last look."""
 
     def __init__(self) -> None:
         machine = Coefficients(0.020, 0.004, 6e-6, 0.0004)
         self.stage = Stage(
-            machine=machine, cells_total=60_000, seats_total=40, session_ttl_s=60.0, place_kept_s=60.0, queue_limit=3
+            machine=machine, cells_total=5_000, seats_total=SEATS, session_ttl_s=60.0, place_kept_s=60.0, queue_limit=3
         )
+        self.stage.observe()
         self.known: set[str] = set()
         self.present: set[str] = set()
+        self.asked: dict[str, FloorPolicy | None] = {}
+        self.there_at: dict[str, float] = {}
         self.lives: dict[int, int] = {}
+        self.inside = 0
         self.submitted = self.done = self.cancelled = 0
 
     def name(self, index: int) -> str:
@@ -47,7 +57,8 @@ class Walk:
         if name in self.stage.tokens or name in self.present:
             return
         was_known = name in self.known
-        verdict = self.stage.arrive(name, f"t{a % 3}", policy=POLICIES[b % 4], cells=10 + 20 * b)
+        policy = self.asked[name] = POLICIES[b % len(POLICIES)]
+        verdict = self.stage.arrive(name, f"t{a % 3}", policy=policy, cells=10 + 300 * b)
         if isinstance(verdict, Refused):
             assert not was_known
             return
@@ -57,6 +68,7 @@ class Walk:
             assert verdict.place < len(self.known)
             self.present.add(name)
         self.stage.decide()
+        self.check_room()
 
     def leave(self, a: int, b: int) -> None:
         name = self.name(a)
@@ -110,17 +122,22 @@ class Walk:
         self.stage.gate.engine_restarted(self.stage.now_s)
 
     def server(self, a: int, b: int) -> None:
-        """The server is killed; what a store keeps is the workers, their states and the order of the queue."""
+        """The server is killed; what a store keeps is the workers, their states and the order of the queue, what those
+        ask for who wait, and what is kept for the others; and beside the fit what was seen of workers."""
         stage = self.stage
-        view = stage.view
-        kept = [RestoredWorker(row.worker, row.tenant, cells=5, queued=row.state == "queued") for row in view.rows]
+        view, seen = stage.view, stage.gate.seen
+        kept = [self._kept(row) for row in view.rows]
         stage.tokens.clear()
         stage.paused.clear()
         stage.cells.clear()
         self.present.clear()
         before = [row.worker for row in view.rows if row.state == "queued"]
-        stage.gate = FloorGate(stage.settings, StepModel(view.fit))
+        stage.gate = FloorGate(stage.settings, StepModel(view.fit), seen=seen)
         stage.gate.restore(kept, stage.now_s)
+        stage.observe()
+        assert [(each.kept_tps, each.waited_for) for each in kept] == [
+            stage.gate.kept_for(each.worker) for each in kept
+        ]
         same_tenant = {row.tenant for row in view.rows}
         after = [row.worker for row in stage.view.rows if row.state == "queued"]
         assert sorted(before) == sorted(after)
@@ -128,6 +145,20 @@ class Walk:
             mine = {row.worker for row in view.rows if row.tenant == tenant}
             assert [name for name in before if name in mine] == [name for name in after if name in mine]
         self.submitted, self.done, self.cancelled = len(kept), 0, 0
+
+    def _kept(self, row: WorkerRow) -> RestoredWorker:
+        queued, name = row.state == "queued", row.worker
+        kept_tps, waited_for = self.stage.gate.kept_for(name)
+        return RestoredWorker(
+            name,
+            row.tenant,
+            policy=self.asked[name] if queued else None,
+            cells=row.cells or 5,
+            queued=queued,
+            away_s=self.stage.now_s - self.there_at[name],
+            kept_tps=kept_tps,
+            waited_for=waited_for,
+        )
 
     def limit(self, a: int, b: int) -> None:
         self.stage.gate.set_max_workers((None, None, 2, 5)[a % 4])
@@ -159,6 +190,7 @@ class Walk:
             self._ends(name, cancelled=how == "forgotten")
         stage.ended.clear()
         self.present -= set(stage.tokens)
+        self.there_at |= dict.fromkeys(self.present | stage.tokens.keys(), stage.now_s)
         view = stage.view
         assert view.submitted == view.queued + view.live + view.held + view.done + view.cancelled
         assert (view.submitted, view.done, view.cancelled) == (self.submitted, self.done, self.cancelled)
@@ -168,9 +200,15 @@ class Walk:
         assert view.queued <= stage.settings.queue_limit
         assert view.running or not view.held
         assert view.live + view.held or not self.present
-        seen = {row.worker for row in view.rows if row.cells is not None}
-        assert view.seats_total == 0 or view.live + view.held >= len(seen)
-        assert view.cells_promised >= view.cells_used
+        grows, self.inside = view.live + view.held > self.inside, view.live + view.held
+        assert not (grows and stage.gate.policy.waits) or self.inside <= SEATS
+        assert not grows or view.slots_max is None or self.inside <= view.slots_max
+
+    def check_room(self) -> None:
+        """Whoever was let in just now has room for its cells once all have grown, where a floor is waited for."""
+        view = self.stage.view
+        if self.stage.gate.policy.waits and view.live + view.held > max(1, self.inside):
+            assert view.cells_promised <= self.stage.settings.cell_line * view.cells_total
 
     def finish(self) -> None:
         """From now on every turn ends after a second and its worker is closed: whoever waits is served in bounded time.
