@@ -169,6 +169,20 @@ def test_a_floor_out_of_reach_is_said_and_one_runs_at_a_time() -> None:
     assert let(stage.close("a")) == ["b"]
 
 
+def test_a_machine_that_was_too_slow_for_anybody_is_tried_again_when_nothing_has_run_for_a_while() -> None:
+    stage = filled(1)
+    stage.slowdown = 40.0
+    stage.passes(30.0)
+    stage.end("w0")
+    stage.slowdown = 1.0
+    verdict = stage.arrive("new")
+    assert isinstance(verdict, Wait)
+    assert verdict.reason == "floor unreachable"
+    assert let(stage.passes(9.0)) == []
+    assert let(stage.passes(2.0)) == ["new"]
+    assert isinstance(stage.arrive("next"), Wait)
+
+
 @pytest.mark.parametrize(
     ("reason", "sizes"),
     [("kv headroom exhausted", {"cells_total": 1000}), ("seats", {"seats_total": 3, "cells_total": 10_000})],

@@ -49,6 +49,45 @@ def test_the_first_whose_promised_moment_has_come_keeps_a_seat_for_a_while() -> 
     assert stage.gate.state_of("d") == "live"
 
 
+def test_where_nobody_is_inside_a_seat_is_kept_for_who_is_due() -> None:
+    stage = Stage(None, max_workers=1)
+    stage.arrive("a")
+    stage.arrive("b")
+    refused = stage.leave("b")
+    assert refused is not None
+    stage.passes(refused.retry_after_s + 0.3)
+    stage.close("a")
+    assert isinstance(stage.arrive("c"), Wait)
+    assert stage.arrive("b") == Go()
+    stage.close("b")
+    assert stage.gate.state_of("c") == "live"
+
+
+def test_where_nobody_is_inside_and_who_is_due_does_not_come_the_next_goes() -> None:
+    stage = Stage(None, max_workers=1)
+    stage.arrive("a")
+    stage.arrive("b")
+    refused = stage.leave("b")
+    assert refused is not None
+    stage.passes(refused.retry_after_s + 0.3)
+    stage.arrive("c")
+    assert let(stage.close("a")) == []
+    assert let(stage.passes(6.0)) == ["c"]
+
+
+def test_who_asks_all_the_time_is_not_let_in_shortly_before_one_that_comes_when_told_to() -> None:
+    stage = Stage(None, max_workers=1)
+    stage.arrive("a")
+    stage.arrive("b")
+    refused = stage.leave("b")
+    assert refused is not None
+    stage.passes(refused.retry_after_s - 1.0)
+    stage.close("a")
+    assert isinstance(stage.arrive("c"), Wait)
+    stage.passes(1.0)
+    assert stage.arrive("b") == Go()
+
+
 def test_a_seat_is_not_kept_for_ever() -> None:
     stage = Stage(None, max_workers=2)
     for name in "abc":

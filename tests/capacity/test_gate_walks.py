@@ -15,7 +15,7 @@ from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.simulation import Coefficients
 from polystem.capacity.step_model import StepModel
 from polystem.capacity.views import WorkerRow
-from tests.capacity.gate_stage import Stage
+from tests.capacity.gate_stage import TICK_S, Stage
 
 Move: TypeAlias = tuple[str, int, int]
 
@@ -33,7 +33,8 @@ SEATS = 5
 class Walk:
     """One walk. `known` are the workers that were submitted and have not ended, as the walker saw it; `present` those
     of them whose request waits. A worker's name is never used again once it has ended. `asked` is what each asks for,
-    `there_at` when a request of it was there last; `inside` how many had been let in at the last look."""
+    `there_at` when a request of it was there last, `promised_at` when it was told to come back; `inside` how many had
+    been let in at the last look."""
 
     def __init__(self) -> None:
         machine = Coefficients(0.020, 0.004, 6e-6, 0.0004)
@@ -45,6 +46,7 @@ class Walk:
         self.present: set[str] = set()
         self.asked: dict[str, FloorPolicy | None] = {}
         self.there_at: dict[str, float] = {}
+        self.promised_at: dict[str, float] = {}
         self.lives: dict[int, int] = {}
         self.inside = 0
         self.submitted = self.done = self.cancelled = 0
@@ -75,7 +77,9 @@ class Walk:
         if name not in self.present:
             return
         queued = self.stage.gate.state_of(name) == "queued"
-        self.stage.leave(name, keeps_place=b % 2 == 0)
+        refused = self.stage.leave(name, keeps_place=b % 2 == 0)
+        if refused is not None:
+            self.promised_at[name] = self.stage.now_s + refused.retry_after_s
         self.present.discard(name)
         if queued and b % 2:
             self._ends(name, cancelled=True)
@@ -131,6 +135,7 @@ class Walk:
         stage.paused.clear()
         stage.cells.clear()
         self.present.clear()
+        self.promised_at = dict.fromkeys(self.known, stage.now_s)
         before = [row.worker for row in view.rows if row.state == "queued"]
         stage.gate = FloorGate(stage.settings, StepModel(view.fit), seen=seen)
         stage.gate.restore(kept, stage.now_s)
@@ -199,10 +204,16 @@ class Walk:
         assert self.present == {row.worker for row in view.rows if row.present and row.worker not in stage.tokens}
         assert view.queued <= stage.settings.queue_limit
         assert view.running or not view.held
-        assert view.live + view.held or not self.present
+        assert view.live + view.held or not self.present or self.keeps_a_seat()
         grows, self.inside = view.live + view.held > self.inside, view.live + view.held
         assert not (grows and stage.gate.policy.waits) or self.inside <= SEATS
         assert not grows or view.slots_max is None or self.inside <= view.slots_max
+
+    def keeps_a_seat(self) -> bool:
+        """Whether somebody who is away was told to come back at about this time."""
+        around_s = self.stage.settings.due_grace_s + TICK_S
+        away = self.known - self.present
+        return any(abs(self.stage.now_s - at) <= around_s for name, at in self.promised_at.items() if name in away)
 
     def check_room(self) -> None:
         """Whoever was let in just now has room for its cells once all have grown, where a floor is waited for."""
@@ -220,7 +231,7 @@ class Walk:
         self.limit(0, 0)
         self.slow(0, 0)
         self.foreign(0, 0)
-        each_s = 1.0 + stage.settings.policy.settle_s + stage.settings.due_grace_s
+        each_s = 1.0 + stage.settings.policy.settle_s + 2 * stage.settings.due_grace_s
         until_s = stage.now_s + (len(self.known) + 1) * each_s
         while self.present or stage.tokens:
             assert stage.now_s < until_s, f"{sorted(self.present)} still wait"

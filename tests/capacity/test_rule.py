@@ -46,6 +46,7 @@ def state(machine: Coefficients | None = None, *, cells_read: int = 1000, think_
         measured_tps=27.0,
         under_floor=False,
         is_cold=False,
+        silent_s=0.0,
         cells_after=1000,
         cells_line=9000,
         path=CellPath(present=((4, 100.0),), newcomer_cells=100, final_cells=100),

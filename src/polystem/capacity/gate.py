@@ -5,7 +5,8 @@ knows no engine. `arrive` and `decide` check and reserve in one act: an admissio
 `observe` teaches the model.
 
 Invariants: submitted = queued + live + held + done + cancelled after every call; where nobody is live the first of the
-queue is let in; where none of its turns runs, the first that waits goes.
+queue is let in, or a seat is kept for one before it that is due; where none of its turns runs, the first that waits
+goes.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ class Learning:
         parts.facts = facts
         for step in parts.meter.new_steps(facts.steps, now_s):
             parts.model.learn(step.load, step.duration_s, step.at_s)
+            parts.busy_at = now_s
         self._observe_workers(facts, now_s)
         parts.meter.take_cells(facts.held_cells - facts.pool_cells, self._newcomers_cells(now_s), now_s)
         self._observe_foreign(facts)

@@ -6,6 +6,7 @@ places of the queue = queued workers of the roster
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from polystem.capacity.demand import DemandEstimate, Seen
 from polystem.capacity.facts import Facts
@@ -64,6 +65,7 @@ class GateParts:
     facts: Facts = field(default_factory=Facts)
     foreign: int = 0
     looks_at_nothing: int = 0
+    busy_at: float = -inf
     cold_since: float | None = None
     draining: bool = False
     waived: tuple[float, float] | None = None

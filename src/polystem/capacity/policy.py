@@ -103,7 +103,8 @@ class GateSettings:
         chunk_max_tokens: most prefill in a step.
         session_ttl_s: an idle live worker is counted as done after so long, unless it holds a window.
         place_kept_s: an absent queued worker keeps its place so long.
-        due_grace_s: a seat is kept for the first in the queue so long after the moment its retry was promised for.
+        due_grace_s: a seat is kept for the first in the queue so long before and after the moment that its retry was
+            promised for.
         turn_gate: hold a continuation whose decoding would push the others under the floor.
         ladder: hold and pause workers while the measured rate is under the floor.
         rows: workers listed one by one in a view.

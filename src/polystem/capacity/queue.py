@@ -184,7 +184,7 @@ class FairQueue:
         return self._by_order[self._ranks[0][1]] if self._ranks else None
 
     def due_ahead_of(self, place: Place, now_s: float) -> Place | None:
-        """An absent place that would be served before this one and whose promised moment is now."""
+        """An absent place that would be served before this one and whose promised moment is near, or just over."""
         self._look_for_due(now_s)
         rank = (self._lines[place.tenant].counter_tokens, place.order)
         ahead = [due for due in self._due.values() if (self._lines[due.tenant].counter_tokens, due.order) < rank]
@@ -273,8 +273,11 @@ class FairQueue:
         del self._ranks[bisect_left(self._ranks, (*line.rank, line.tenant))]
 
     def _look_for_due(self, now_s: float) -> None:
-        """Finds whose promised moment has come since the last look, and lets go of those who have missed it."""
-        while self._promises and self._promises[0][0] <= now_s:
+        """Finds whose promised moment has come near since the last look, and lets go of those who have missed it.
+
+        Near, not here: whoever asks all the time would be let in just before one that comes when it was told to.
+        """
+        while self._promises and self._promises[0][0] - self._due_grace_s <= now_s:
             promised_at, order = heapq.heappop(self._promises)
             place = self._by_order.get(order)
             if place is not None and not place.present and place.promised_at == promised_at:

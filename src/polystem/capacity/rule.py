@@ -17,6 +17,8 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 
 __all__ = ["AdmissionRule", "FloorRule", "GateState"]
 
+_SILENT_S = 10.0
+"""So long without a step, and a machine that was too slow for anybody is tried again."""
 _FARTHER = 2
 """A bound is believed for so many times the streams that were carried: a fit may lie about what it never saw."""
 
@@ -31,6 +33,7 @@ class GateState:
         policy: the newcomer's, or the gate's own.
         held: turns that wait, or stand still; `on_hold` workers of which the ladder holds the next turn.
         is_cold: what the model says is no more than a guess yet.
+        silent_s: how long nothing has run.
         under_floor: the measured rate is below the line.
         cells_after: cells with the newcomer, everybody grown up; `cells_line` is how many admissions may fill.
         path: where the cells of the workers go, with the newcomer and others like it.
@@ -55,6 +58,7 @@ class GateState:
     measured_tps: float | None
     under_floor: bool
     is_cold: bool
+    silent_s: float
     cells_after: int
     cells_line: int
     path: CellPath
@@ -82,6 +86,8 @@ class FloorRule:
         if state.live < state.policy.guarantee_min_sessions:
             return self._no_room(state)
         out_of_reach = None if state.is_cold else self._out_of_reach(state)
+        if out_of_reach and state.silent_s >= _SILENT_S:  # what slowed the machine may be gone, and only steps can tell
+            return self._no_room(state)
         blocked = out_of_reach or self._not_yet(state) or self._no_room(state)
         if blocked:
             return blocked

@@ -1,7 +1,7 @@
 """Who could begin now: the state that a rule sees, the floor that holds, the room that is left.
 
 Reads what the gate keeps and changes nothing. The limits that hold whatever the rule says are here too: one worker is
-always let in, and never more than `max_workers`.
+always let in unless another is due, and never more than `max_workers`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Seating:
         What can never fit does not wait for it: whoever books cells refuses it for good.
         """
         parts = self._parts
-        if not parts.roster.admitted:
+        if not parts.roster.admitted and not kept_seats:
             return None
         if parts.max_workers is not None and len(parts.roster.admitted) + kept_seats + 1 > parts.max_workers:
             return "max workers"
@@ -130,6 +130,14 @@ class Seating:
         waits = parts.cold_since is None or now_s < parts.cold_since + policy.settle_s
         return waits and parts.meter.samples < parts.cold_samples
 
+    def _silent_s(self, now_s: float) -> float:
+        """How long no turn of ours has run and no step was seen."""
+        roster = self._parts.roster
+        if roster.running:
+            return 0.0
+        last = next(reversed(roster.idle.values()), None)
+        return now_s - max(self._parts.busy_at, -inf if last is None else last.idle_at)
+
     def passes_the_queue(self, ask: Ask) -> bool:
         """Whether nothing that others wait for makes this newcomer wait."""
         freely = self.waits_for_tps(ask) is None or self.never_fits(ask)
@@ -176,6 +184,7 @@ class Seating:
             measured_tps=parts.meter.measured_tps,
             under_floor=parts.ladder.under,
             is_cold=self._is_cold(policy, now_s),
+            silent_s=self._silent_s(now_s),
             cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
             cells_line=int(facts.cells_total * settings.cell_line),
             path=self._path(ask),
