@@ -80,8 +80,9 @@ class Stage:
         policy: FloorPolicy | None = None,
         cells: int = 10,
         named: bool = True,
+        opens_cells: int = 0,
     ) -> Verdict:
-        verdict = self.gate.arrive(Ask(worker, tenant, policy, cells, None, named), self.now_s)
+        verdict = self.gate.arrive(Ask(worker, tenant, policy, cells, None, named, opens_cells=opens_cells), self.now_s)
         if isinstance(verdict, Go):
             self._begin(worker, cells)
         self.gate.check_integrity()

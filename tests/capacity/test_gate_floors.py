@@ -247,6 +247,49 @@ def test_cells_that_were_reclaimed_behind_the_gate_are_promised_all_the_same() -
     assert verdict.reason == "kv headroom exhausted"
 
 
+def test_a_window_that_is_to_be_opened_is_promised_whole_until_it_is_there_and_counted_once_then() -> None:
+    stage = Stage(samples=60, cells_total=10_000)
+    stage.arrive("a", cells=10, opens_cells=4000)
+    stage.passes(3.0)
+    assert stage.view.cells_promised == 4000
+    stage.window_holders.add("a")
+    stage.pool_cells = 4000 - stage.cells["a"]  # what the window keeps is used, and nobody's claim
+    stage.observe()
+    assert stage.view.cells_promised == 4000
+
+
+def test_a_newcomer_that_opens_a_window_waits_where_the_window_would_pass_the_line() -> None:
+    stage = Stage(samples=60, cells_total=10_000)
+    stage.arrive("a", cells=10)
+    stage.passes(3.0)
+    assert isinstance(stage.arrive("b", cells=10, opens_cells=4000), Go)
+    stage.passes(3.0)
+    verdict = stage.arrive("c", cells=10, opens_cells=6000)
+    assert isinstance(verdict, Wait)
+    assert verdict.reason == "kv headroom exhausted"
+    bound = stage.gate.bound(Ask("c", "default", cells=10, opens_cells=6000), verdict.reason, stage.now_s)
+    assert (bound.wanted, bound.limit) == (stage.view.cells_promised + 6000, 9000)
+    stage.arrive("d", cells=10, opens_cells=4000)
+    assert let(stage.passes(1.0)) == ["d"]
+
+
+def test_a_window_that_its_worker_no_longer_holds_is_promised_to_nobody() -> None:
+    stage = Stage(samples=60, cells_total=10_000)
+    stage.arrive("a", cells=10, opens_cells=4000)
+    stage.passes(3.0)
+    stage.end("a")
+    stage.observe()
+    assert stage.view.cells_promised == stage.cells["a"]
+
+
+def test_a_window_that_fits_once_unused_pools_are_gone_waits_like_any_other() -> None:
+    stage = Stage(samples=60, cells_total=10_000)
+    stage.pool_cells = 2000
+    stage.arrive("a")
+    stage.passes(3.0)
+    assert isinstance(stage.arrive("b", opens_cells=9000), Wait)
+
+
 def test_one_that_waits_for_cells_is_passed_by_smaller_ones_for_a_while() -> None:
     stage = Stage(samples=60, cells_total=10_000)
     stage.arrive("a", cells=2500)

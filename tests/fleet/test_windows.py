@@ -179,13 +179,14 @@ async def test_a_turn_that_may_say_as_much_as_it_likes_ends_where_its_window_doe
         assert heard.deltas[-1].finish_reason == "length"
 
 
-async def test_a_new_window_is_given_back_where_the_gate_keeps_the_turn_out() -> None:
+async def test_no_window_is_there_where_the_gate_keeps_the_turn_out() -> None:
     async with staged(cells=4096, floor=few_at_once(1, admit_wait_s=0.0)) as stage:
         busy = begun(stage, asking("b", 400, session_id="b"))
         await stage.steps(2)
         with pytest.raises(AdmissionRefused):
             await run(stage.fleet, asking("a", session_id="a", num_ctx=512))
         assert windows_in(stage.fleet) == {}
+        assert stage.fleet.largest_admissible_cells() == 1024
         busy.cancel()
 
 
@@ -556,3 +557,84 @@ async def test_who_holds_a_window_stays_a_worker_as_long_as_its_workers_keep_it_
     assert (windows_in(stage.fleet), stage.view.live, stage.view.done) == ({}, 0, 2)
     stage.audit()
     await stage.fleet.aclose()
+
+
+async def test_newcomers_that_wait_with_a_wish_for_a_window_take_no_cell_from_those_inside() -> None:
+    async with staged(cells=2048, context_tokens=1024, floor=few_at_once(1, admit_wait_s=None)) as stage:
+        await played(stage, asking("a", 4, session_id="a"))
+        waiting = [begun(stage, asking(name, 4, session_id=name, num_ctx=1024)) for name in "de"]
+        await stage.steps(2)
+        assert (windows_in(stage.fleet), stage.view.queued) == ({}, 2)
+        assert {turn.opens_cells for turn in stage.fleet.turns()} == {1024}
+        assert (await played(stage, asking("a" * 500, 500, session_id="a"))).usage.output_tokens == 500
+        await stage.fleet.close_session("a")
+        await stage.until_done(waiting[0])
+        assert windows_in(stage.fleet) == {"d": 1024}
+        await stage.fleet.close_session("d")
+        await stage.until_done(waiting[1])
+        assert windows_in(stage.fleet) == {"e": 1024}
+        stage.audit()
+
+
+async def test_a_window_that_no_longer_fits_when_its_turn_is_let_in_is_refused_and_the_seat_given_back() -> None:
+    async with staged(cells=2048, context_tokens=1024, floor=few_at_once(1, admit_wait_s=None)) as stage:
+        await played(stage, asking("a", 4, session_id="a"))
+        waiting = begun(stage, asking("d", 4, session_id="d", num_ctx=1024))
+        await stage.steps(2)
+        smaller = begun(stage, asking("e", 4, session_id="e", num_ctx=1024, num_ctx_min=512))
+        await stage.steps(2)
+        for text in ("p" * 700, "q" * 700):
+            await created(stage, text, pin=True)
+        await stage.fleet.close_session("a")
+        await stage.until_done(waiting, smaller)
+        with pytest.raises(WindowRefused, match="largest admissible 512 < num_ctx 1024"):
+            waiting.result()
+        assert smaller.result().usage.output_tokens == 4
+        assert windows_in(stage.fleet) == {"e": 512}
+        assert (stage.view.live, stage.view.queued, stage.view.cancelled) == (1, 0, 1)
+        stage.audit()
+
+
+async def test_a_prompt_that_the_window_to_be_opened_cannot_hold_is_refused_before_it_waits() -> None:
+    async with staged(cells=4096, floor=few_at_once(1, admit_wait_s=None)) as stage:
+        await played(stage, asking("a", 4, session_id="a"))
+        with pytest.raises(ContextOverflow, match=r"available context size of 256 .* window of session 'd'"):
+            await run(stage.fleet, asking("d" * 300, 10, session_id="d", num_ctx=256))
+        long = begun(stage, asking("e" * 100, None, session_id="e", num_ctx=256))
+        await stage.steps(2)
+        assert stage.view.queued == 1, "one that says as much as it likes ends where its window will"
+        long.cancel()
+
+
+async def test_new_windows_leave_those_inside_what_the_gate_has_promised_them() -> None:
+    """The line is at 2070 of 2300 cells; who may choose gets what is left below it."""
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=0.0)
+    async with staged(cells=2300, context_tokens=1024, floor=floor) as stage:
+        await played(stage, asking("a" * 100, 10, session_id="a"))
+        await stage.steps(3)
+        await played(stage, asking("d", 4, session_id="d", num_ctx=1024))
+        await stage.steps(3)
+        with pytest.raises(AdmissionRefused, match=r"exhausted \(2157 cells with it, at most 2070\)") as told:
+            await run(stage.fleet, asking("e", 4, session_id="e", num_ctx=1024))
+        assert told.value.largest_admissible_cells == stage.fleet.largest_admissible_cells() == 768
+        assert stage.fleet.window_pressure().refused_peak_max == 1024
+        assert await held(stage, asking("e", 4, session_id="e", num_ctx=1024, num_ctx_min=256)) == 768
+        again = await played(stage, asking("a" * 120, 100, session_id="a"))
+        assert again.usage.output_tokens == 100
+        assert windows_in(stage.fleet) == {"d": 1024, "e": 768}
+
+
+async def test_a_worker_of_an_owner_moves_into_a_window_of_its_own() -> None:
+    async with staged(cells=4096, floor=few_at_once(2)) as stage:
+        pool_id = await owner_with_pool(stage, 512)
+        await played(stage, asking("p" * 200 + "x", 5, session_id="x", pool_id=pool_id))
+        assert await held(stage, asking("x" * 400, 5, session_id="x", num_ctx=768)) == 768
+        assert windows_in(stage.fleet) == {"lead": 512, "x": 768}
+
+
+async def test_a_session_that_is_inside_opens_a_window_with_a_later_turn() -> None:
+    async with staged(cells=2048, context_tokens=1024, floor=few_at_once(1, admit_wait_s=None)) as stage:
+        await played(stage, asking("a", 4, session_id="a"))
+        assert await held(stage, asking("a", 4, session_id="a", num_ctx=512)) == 512
+        await stage.steps(2)
+        assert stage.view.cells_promised == 512

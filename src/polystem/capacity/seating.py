@@ -159,15 +159,19 @@ class Seating:
         return own_tps != self._parts.policy.floor_tps and self.is_out_of_reach(own_tps, self.policy_of(ask), now_s)
 
     def never_fits(self, ask: Ask) -> bool:
-        """Whether it is larger than all cells beside the pools, so that no wait helps."""
+        """Whether it is larger than all cells beside the pools, so that no wait helps.
+
+        A window that is to be opened was found to fit before, if need be in the place of pools that nobody uses.
+        """
         facts = self._parts.facts
-        return not ask.booked and 0 < facts.cells_total < facts.pool_cells + ask.cells
+        in_window = ask.booked or ask.opens_cells > 0
+        return not in_window and 0 < facts.cells_total < facts.pool_cells + ask.cells
 
     def state_for(self, ask: Ask, floor_tps: float | None, now_s: float, kept_seats: int = 0) -> GateState:
         """What a rule sees of this newcomer."""
         parts, facts = self._parts, self._parts.facts
         roster, settings, policy = parts.roster, parts.settings, self.policy_of(ask)
-        newcomer_cells = self.grown_cells(ask.cells)
+        due_cells = kept_seats * max(ask.cells, self._final_cells())
         return GateState(
             now_s=now_s,
             ask=ask,
@@ -185,7 +189,7 @@ class Seating:
             under_floor=parts.ladder.under,
             is_cold=self._is_cold(policy, now_s),
             silent_s=self._silent_s(now_s),
-            cells_after=self.promised_cells() + newcomer_cells * (1 + kept_seats),
+            cells_after=self.promised_cells() + self.grown_cells(ask) + due_cells,
             cells_line=int(facts.cells_total * settings.cell_line),
             path=self._path(ask),
             most_seen=parts.meter.most_decoding,
@@ -207,7 +211,7 @@ class Seating:
         if state.seats_total:
             limits.append(state.seats_total - state.seats_after + 1)
         if state.cells_line and not ask.booked:
-            limits.append((state.cells_line - self.promised_cells()) // max(1, self.grown_cells(ask.cells)))
+            limits.append((state.cells_line - self.promised_cells()) // max(1, self.grown_cells(ask)))
         if state.floor_tps is not None and parts.is_ours:
             limits.append(self._room_at_floor(state, min([*limits, _MOST_LOOKED_FOR])))
         if not limits:
@@ -221,23 +225,26 @@ class Seating:
 
     # --- cells and seats ------------------------------------------------------------------------------------------
 
-    def grown_cells(self, cells: int) -> int:
-        """What a worker with so many private cells now will have in the end, as far as can be told."""
-        return max(cells, self._final_cells())
+    def grown_cells(self, ask: Ask) -> int:
+        """What a worker that asks for so much will have in the end, as far as can be told: a window is taken whole."""
+        return max(ask.cells, ask.opens_cells, self._final_cells())
 
     def promised_cells(self) -> int:
         """Cells of all that were let in once they have grown: pools counted once, private cells for each.
 
-        What is in a booked window is counted as used already.
+        What is in a booked window is counted as used already; one that a turn is about to open is not there yet.
         """
-        cells, grown = self._parts.facts.cells_used, self._final_cells()
-        for worker in self._parts.roster.admitted.values():
-            if worker.ask.booked:
+        facts, roster, final_cells = self._parts.facts, self._parts.roster, self._final_cells()
+        cells = facts.cells_used
+        for name, worker in roster.admitted.items():
+            if worker.ask.booked or name in facts.window_holders:
                 continue
-            if worker.cells is None:
-                cells += max(worker.ask.cells, grown)
+            if name not in roster.idle and worker.ask.opens_cells:
+                cells += max(0, self.grown_cells(worker.ask) - worker.claimed_cells)
+            elif worker.cells is None:
+                cells += max(worker.ask.cells, final_cells)
             else:
-                cells += max(0, grown - worker.claimed_cells)
+                cells += max(0, final_cells - worker.claimed_cells)
         return cells
 
     def _final_cells(self) -> int:

@@ -147,6 +147,7 @@ class Fleet:
             journal,
             turns=lambda: self._turns,
             disown=self._disown,
+            room=gate_floor.window_room,
         )
         self._resizes = WindowResizes(
             ledger, sessions, windows, gate, clock, is_closing=lambda session_id: self._closer.is_closing(session_id)
@@ -268,7 +269,8 @@ class Fleet:
             await self._through_the_lanes(turn)
         except Exception as error:
             self._tally.add(turns_failed=1)
-            self._windows.note_refusal(error, self._planner.private_cells(turn))
+            asked_cells = max(self._planner.private_cells(turn), turn.opens_cells)
+            self._windows.note_refusal(error, asked_cells)
             turn.fail(error)
 
     async def _through_the_lanes(self, turn: Turn) -> None:
@@ -276,13 +278,13 @@ class Fleet:
             with self._floor.coming(turn):
                 await self._prefixes.built(turn)
                 self._supervisor.notice()
-            with self._windows.paid(turn):
-                async with self._floor.passed(turn, self._planner.private_cells(turn)) as passage:
-                    self._supervisor.notice()
-                    with self._prefixes.present(turn):
-                        await self._prefixes.settle(turn)
-                        await self._rebaser.settle(turn)
-                        await self._runner.run(turn, passage)
+            self._windows.expect(turn)
+            async with self._floor.passed(turn, self._planner.private_cells(turn)) as passage:
+                self._supervisor.notice()
+                with self._windows.paid(turn), self._prefixes.present(turn):
+                    await self._prefixes.settle(turn)
+                    await self._rebaser.settle(turn)
+                    await self._runner.run(turn, passage)
 
     def _lane(self, turn: Turn) -> AbstractAsyncContextManager[Session | None]:
         request = turn.request

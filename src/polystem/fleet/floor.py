@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from polystem.capacity.asks import WorkerState
+from polystem.capacity.asks import Ask, WorkerState
 from polystem.capacity.fits import FitStore
 from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy, GateSettings
@@ -23,13 +23,13 @@ from polystem.fleet.floor_facts import FactsReader
 from polystem.fleet.floor_model import FitKeeper
 from polystem.fleet.journal import Journal, members_of
 from polystem.fleet.passage import Passage
-from polystem.fleet.policies import PoolPolicies
+from polystem.fleet.policies import PoolPolicies, asked_policy
 from polystem.fleet.roll import Roll
 from polystem.fleet.session import Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.store import StoredFleet
 from polystem.fleet.turn import Turn
-from polystem.messages import Request
+from polystem.messages import DEFAULT_TENANT, Request
 from polystem.pool import CellLedger
 
 
@@ -135,6 +135,26 @@ class FleetFloor:
         """While the turn waits for what comes before the gate its worker is not away; it arrives right after that."""
         session_id = turn.request.session_id
         return nullcontext() if self._roll is None or session_id is None else self._roll.coming(session_id)
+
+    def window_room(self, cells: int, request: Request | None) -> int:
+        """How many of so many cells the window of this newcomer, or of anybody, may take without waiting for cells.
+
+        All, where nobody else is inside or nobody waits for a floor; else what the gate's line leaves beside what those
+        inside were promised, which may be less than none.
+        """
+        if self.desk is None:
+            return cells
+        gate, session_id, policy = self.desk.gate, "", None
+        if request is not None:
+            session_id = request.session_id or ""
+            policy = asked_policy(gate.policy, self._policies.of(request.pool_id), request.floor_tps)
+        ask, now_s = Ask("", DEFAULT_TENANT, policy, opens_cells=cells), self._clock.now_s()
+        with_it = gate.bound(ask, "max workers", now_s).wanted or 1
+        others = with_it - 1 - int(gate.state_of(session_id) in ("live", "held"))
+        if not others or gate.bound(ask, "floor", now_s).floor_tps is None:
+            return cells
+        line = gate.bound(ask, "kv headroom exhausted", now_s)
+        return cells - max(0, (line.wanted or 0) - line.limit) if line.limit else cells
 
     def passed(self, turn: Turn, cells: int) -> AbstractAsyncContextManager[Passage | None]:
         """The turn inside the gate; see `FloorDesk.passed`."""

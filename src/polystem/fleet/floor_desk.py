@@ -233,6 +233,7 @@ class FloorDesk:
             named=session_id is not None,
             booked=turn.payer is not None,
             reserve_tokens=turn.reserve_tokens,
+            opens_cells=turn.opens_cells,
             came_at=turn.begun_at,
         )
 

@@ -71,18 +71,20 @@ class Planner:
         return None if account is None else account.payer
 
     def check_window(self, turn: Turn) -> None:
-        """Raises ContextOverflow where the turn could not fit its session's window even if that were empty."""
+        """Raises ContextOverflow where the turn could not fit its session's window, or the one that it is to open,
+        even if that were empty."""
         session_id = turn.request.session_id
         window = self._ledger.windows.find(session_id)
-        if session_id is None or window is None:
+        cells = turn.opens_cells if window is None else window.cells
+        if session_id is None or not cells:
             return
-        needed_cells = self.bookings(turn)[0].room.cells
-        if needed_cells > window.cells:
+        needed_cells = self._least_cells(turn) if window is None else self.bookings(turn)[0].room.cells
+        if needed_cells > cells:
             output_tokens = turn.request.max_tokens or 0
             raise ContextOverflow(
                 prompt_tokens=needed_cells - turn.reserve_tokens,
                 output_tokens=output_tokens,
-                context_tokens=window.cells,
+                context_tokens=cells,
                 window_of=session_id,
             )
 
@@ -222,13 +224,21 @@ class Planner:
             worker=payer != turn.request.session_id,
         )
 
+    def _least_cells(self, turn: Turn) -> int:
+        """What the turn will book at least, whatever of its session's cells is left when it does."""
+        account = self.own_account(turn)
+        kept_share = 0 if account is None else min(account.shared_tokens, self.kept_tokens(turn))
+        return self._booked_cells(turn, max(kept_share, self._best_share(turn).tokens), None)
+
     def _booked_cells(self, turn: Turn, shared_tokens: int, payer: str | None) -> int:
-        """What the turn books; where it may say as much as it likes, a window is where it ends."""
+        """What the turn books; where it may say as much as it likes, a window is where it ends, also one that it is
+        about to open."""
         prompt_cells = len(turn.path) - shared_tokens
         window = self._ledger.windows.find(payer)
+        window_cells = turn.opens_cells if window is None else window.cells
         if turn.request.max_tokens is None:
             room = turn.context_room_tokens
-            room = room if window is None else max(1, min(room, window.cells - prompt_cells))
+            room = max(1, min(room, window_cells - prompt_cells)) if window_cells else room
             turn.output_limit_tokens = room
             turn.reserve_tokens = min(self._settings.growth_reserve_tokens, room)
         return prompt_cells + turn.reserve_tokens

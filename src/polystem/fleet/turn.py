@@ -56,7 +56,7 @@ class TurnView:
     """A turn in progress, as a reader sees it: it waits at one of the gates, prefills, or generates.
 
     `prefilled_tokens` of its `prompt_tokens` are in the cache, as far as the engine has told; `branch` is None while it
-    has no cells.
+    has no cells. `opens_cells` is the window that it is about to open, 0 where it opens none.
     """
 
     request_id: str
@@ -68,6 +68,7 @@ class TurnView:
     output_tokens: int
     shared_tokens: int
     branch: BranchId | None
+    opens_cells: int = 0
 
 
 class OnEnd(Protocol):
@@ -82,6 +83,7 @@ class Turn:
     `verdict` is what the floor gate said when it let the turn in, None where the fleet has no such gate.
     `payer` is the session whose window its cells come out of, None where they come out of the common room, and
     `context_window_cells` that window, or the context where there is none; both are known once it is entered.
+    `opens_cells` is the window that it opens once it is let in; 0 where it opens none, and once it has.
     `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more.
     """
 
@@ -99,6 +101,7 @@ class Turn:
         self.placement: Placement | None = None
         self.payer: str | None = None
         self.context_window_cells = 0
+        self.opens_cells = 0
         self.reserve_tokens = 0
         self.context_room_tokens = 0
         self.output_limit_tokens = 0
@@ -154,6 +157,7 @@ class Turn:
             output_tokens=len(self.output),
             shared_tokens=self.attach.shared_tokens,
             branch=branch,
+            opens_cells=self.opens_cells,
         )
 
     @property

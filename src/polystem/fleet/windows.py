@@ -1,4 +1,4 @@
-"""Windows of sessions: booked with their first turn, kept alive by their turns, given back.
+"""Windows of sessions: booked as their first turn is let in, kept alive by their turns, given back.
 
 Every way to take cells is a booking at the gate of the cells, so that nothing is promised twice; the ledger keeps the
 sums. A window that is not heard of for `window_ttl_s` lapses, and the pools that its session owns with it; one that a
@@ -28,6 +28,7 @@ from polystem.fleet.tasks import to_the_end
 from polystem.fleet.turn import Turn
 from polystem.fleet.windows_reading import WindowReader
 from polystem.fleet.windows_view import PressureView
+from polystem.messages import Request
 from polystem.pool import CellLedger, Holder, PendingResize, Room, Window
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class FleetWindows:
     Args:
         turns: those that have begun and not ended.
         disown: releases the pools of a session; returns how many it owned.
+        room: how many of so many cells a newcomer's window may take without waiting for those inside.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class FleetWindows:
         *,
         turns: Callable[[], Iterable[Turn]],
         disown: Callable[[str], Awaitable[int]],
+        room: Callable[[int, Request | None], int],
     ) -> None:
         self._ledger = ledger
         self._sessions = sessions
@@ -73,6 +76,7 @@ class FleetWindows:
         self._journal = journal
         self._turns = turns
         self._disown = disown
+        self._room = room
         self._refusals = RefusalLog(clock)
         self._some = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -80,19 +84,26 @@ class FleetWindows:
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
+    def expect(self, turn: Turn) -> None:
+        """Tells the turn who pays for it, or what window it opens once it is let in. Books nothing: a turn that waits
+        for the floor holds no cells.
+
+        What cannot be had is refused before anybody waits for it. Raises WindowAboveContext, WindowRefused,
+        ContextOverflow, AllocationFull.
+        """
+        turn.opens_cells = self._to_open(turn)
+        self._check(turn)
+
     @contextmanager
     def paid(self, turn: Turn) -> Generator[None, None, None]:
-        """The turn with whatever window pays for it: held already, its owner's, or booked now.
+        """A turn that was let in, with whatever window pays for it: held already, its owner's, or booked now.
 
-        Books before anybody waits, and gives a new window back where the turn never ran. A window that has no room for
-        the turn refuses it at once. Raises WindowAboveContext, WindowRefused, ContextOverflow, AllocationFull.
+        Gives a new window back where the turn never ran. Raises WindowRefused, ContextOverflow, AllocationFull where
+        there is no room any more for what it was let in with.
         """
-        opened = self._open_for(turn)
+        opened = self._open(turn) if turn.opens_cells else None
         try:
-            self.seated(turn)
-            if turn.payer is not None:
-                self._planner.check_window(turn)
-                self._gate.check(self._planner.bookings(turn))
+            self._check(turn)
             yield
         except BaseException:
             if opened is not None and turn.seated_at is None:
@@ -104,29 +115,55 @@ class FleetWindows:
 
     def seated(self, turn: Turn) -> None:
         """Tells the turn, as things stand, who pays for it and what window that is."""
-        turn.payer = self._planner.payer(turn) if turn.account is None else turn.account.payer
+        payer = self._planner.payer(turn) if turn.account is None else turn.account.payer
+        turn.payer = None if turn.opens_cells else payer
         window = self._ledger.windows.find(turn.payer)
-        turn.context_window_cells = self._ledger.windows.most_cells if window is None else window.cells
+        cells = turn.opens_cells if window is None else window.cells
+        turn.context_window_cells = cells or self._ledger.windows.most_cells
         if turn.session is not None:
-            turn.session.per_request = window is None
+            turn.session.per_request = not cells
 
-    def _open_for(self, turn: Turn) -> Window | None:
-        """Books a window for the first turn that asks for one; those on the pool of somebody who holds one are paid."""
+    def _check(self, turn: Turn) -> None:
+        """A window that has no room for the turn refuses it at once."""
+        self.seated(turn)
+        self._planner.check_window(turn)
+        if turn.payer is not None:
+            self._gate.check(self._planner.bookings(turn))
+
+    def _to_open(self, turn: Turn) -> int:
+        """The window of the first turn that asks for one; 0 for others, and for those on the pool of somebody who holds
+        one: they are paid. Where it may choose, it takes no more than it would be let in with at once."""
         session_id, asked_cells = turn.request.session_id, turn.request.num_ctx
         named = self._planner.named_pool(turn)
         if session_id is None or asked_cells is None or session_id in self._ledger.windows:
-            return None
+            return 0
         if named is not None and named.payer is not None:
-            return None
-        least_cells = min(asked_cells, turn.request.num_ctx_min or asked_cells)
-        windows, own = self._ledger.windows, self._planner.own_account(turn)
+            return 0
+        cells, windows, least_cells = self._fitting(turn, asked_cells), self._ledger.windows, _least_cells(turn.request)
+        room_cells = self._room(cells, turn.request)
+        return windows.fitting(cells, least_cells, room_cells) or windows.sized(least_cells)
+
+    def _fitting(self, turn: Turn, most_cells: int) -> int:
+        """The largest window for it that can be booked now. Raises WindowAboveContext, WindowRefused."""
+        request, windows, own = turn.request, self._ledger.windows, self._planner.own_account(turn)
+        least_cells = _least_cells(request)
         if least_cells > windows.most_cells:
             raise WindowAboveContext(num_ctx=least_cells, context_tokens=windows.most_cells)
-        free_cells = self._free_cells(None if own is None else own.branch)
-        cells = windows.fitting(asked_cells, least_cells, free_cells)
+        branch = None if own is None else own.branch
+        cells = windows.fitting(most_cells, least_cells, self._free_cells(branch))
         if cells is None:
-            largest = windows.largest(free_cells)
-            raise WindowRefused(num_ctx=asked_cells, num_ctx_min=least_cells, largest_admissible_cells=largest)
+            raise WindowRefused(
+                num_ctx=request.num_ctx or least_cells,
+                num_ctx_min=least_cells,
+                largest_admissible_cells=self._largest(branch, request),
+            )
+        return cells
+
+    def _open(self, turn: Turn) -> Window:
+        """Books the window that the turn was let in with; a smaller one where that will do and is all that is left."""
+        session_id, own, windows = turn.request.session_id, self._planner.own_account(turn), self._ledger.windows
+        assert session_id is not None
+        cells, turn.opens_cells = self._fitting(turn, turn.opens_cells), 0
 
         def take() -> Sequence[Holder]:
             self._ledger.open_window(session_id, cells, self._clock.now_s())
@@ -147,6 +184,11 @@ class FleetWindows:
         """What a new window could have: all that is free or idle, less what others wait for already."""
         spare = () if own is None else (own,)
         return self._ledger.best_case(own, spare, running_ends=False).cells - self._gate.waiting_cells
+
+    def _largest(self, own: int | None = None, request: Request | None = None) -> int:
+        """The largest window that could be booked now, and be let in with at once as far as cells go."""
+        cells = self._ledger.windows.largest(self._free_cells(own))
+        return self._ledger.windows.largest(min(cells, self._room(cells, request)))
 
     def _take_back(self, window: Window) -> None:
         if self._ledger.windows.find(window.session_id) is window:
@@ -173,7 +215,7 @@ class FleetWindows:
 
     def largest_admissible_cells(self) -> int:
         """The largest window that could be booked now."""
-        return self._ledger.windows.largest(self._free_cells())
+        return self._largest()
 
     def pressure(self) -> PressureView:
         """Who was refused lately for want of cells."""
@@ -282,6 +324,12 @@ class FleetWindows:
         if any(pool.payer == session_id and not pool.built for pool in self._ledger.tree.listed()):
             return True
         return any(turn.payer == session_id for turn in self._turns())
+
+
+def _least_cells(request: Request) -> int:
+    """The least that will do of the window that a request asks for."""
+    asked_cells = request.num_ctx or 0
+    return min(asked_cells, request.num_ctx_min or asked_cells)
 
 
 def _nothing() -> None:

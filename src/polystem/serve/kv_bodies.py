@@ -124,7 +124,11 @@ def paying_windows(fleet: Fleet) -> dict[int, WindowView]:
 
 
 def window_cells_of(fleet: Fleet, request: Request) -> int:
-    """The cells of the window that a request runs on: its session's own, its owner's, or else the whole context."""
+    """The cells of the window that a request runs on: its session's own, its owner's, or else the whole context. One
+    that it opens once it is let in counts as there."""
+    turn = fleet.turn_of(request.id)
+    if turn is not None and turn.opens_cells:
+        return turn.opens_cells
     windows = _window_cells(fleet)
     sessions: list[str | None] = [request.session_id]
     if request.pool_id is not None:
