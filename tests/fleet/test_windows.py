@@ -23,7 +23,7 @@ from polystem.errors import (
     WindowRefused,
 )
 from polystem.fleet import Fleet, FloorSettings
-from polystem.fleet.store import FleetStore
+from polystem.fleet.store import FleetStore, StoredWindow
 from polystem.fleet.windows_view import WindowView
 from polystem.messages import Request
 from tests.fleet.support import (
@@ -638,3 +638,21 @@ async def test_a_session_that_is_inside_opens_a_window_with_a_later_turn() -> No
         assert await held(stage, asking("a", 4, session_id="a", num_ctx=512)) == 512
         await stage.steps(2)
         assert stage.view.cells_promised == 512
+
+
+async def test_a_window_that_an_earlier_version_booked_for_one_that_only_waited_does_not_come_back(
+    tmp_path: Path,
+) -> None:
+    clock, floor = VirtualClock(wall_start_s=1_000_000.0), few_at_once(1, admit_wait_s=0.0)
+    stage = await server(tmp_path / "store", clock, floor=floor)
+    await played(stage, asking("a", 4, session_id="a", num_ctx=512))
+    with pytest.raises(AdmissionRefused):
+        await run(stage.fleet, asking("d", 4, session_id="d", num_ctx=1024))
+    await stage.fleet.aclose()
+    store = FleetStore(tmp_path / "store")
+    store.load(stage.engine.info.model_sha256)
+    store.put_window(StoredWindow("d", 1024, clock.wall_s()))
+    await store.aclose()
+    stage = await server(tmp_path / "store", clock, floor=floor)
+    assert windows_in(stage.fleet) == {"a": 512}
+    await stage.fleet.aclose()

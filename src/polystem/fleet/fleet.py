@@ -198,7 +198,9 @@ class Fleet:
 
     def _take_up(self, stored: StoredFleet) -> None:
         """Windows come back, pools to be built again, sessions with their transcripts and no cells."""
-        self._windows.restore(stored.windows)
+        workers = {each.session_id: each.worker for each in stored.sessions if not len(each.path)}
+        waiting = {name for name, worker in workers.items() if worker is not None and worker.state == "queued"}
+        self._windows.restore(stored.windows, waiting)
         for pool in stored.pools if self.settings.pools_max != 0 else ():  # else they stay written down
             self._keeper.bring_back(pool)
             self._policies.set(pool.pool_id, policy_in(pool.policy, pool.pool_id))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -262,10 +262,16 @@ class FleetWindows:
 
     # --- life -----------------------------------------------------------------------------------------------------
 
-    def restore(self, stored: Iterable[StoredWindow]) -> None:
-        """Takes in the windows of an earlier process that have not lapsed since, as far as there is room for them."""
+    def restore(self, stored: Iterable[StoredWindow], waiting: Collection[str] = ()) -> None:
+        """Takes in the windows of an earlier process that have not lapsed since, as far as there is room for them.
+
+        Not those of sessions that were `waiting` for their first turn: earlier versions booked them for such too.
+        """
         now_s, wall_s, free_cells = self._clock.now_s(), self._clock.wall_s(), self._ledger.bookable().cells
         for each in stored:
+            if each.session_id in waiting:
+                self._journal.window_gone(each.session_id)
+                continue
             idle_s = max(0.0, wall_s - each.touched_wall_s)
             fits = each.cells <= min(free_cells, self._ledger.windows.most_cells)
             if idle_s >= self._settings.window_ttl_s or not fits:
