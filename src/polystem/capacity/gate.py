@@ -5,8 +5,7 @@ knows no engine. `arrive` and `decide` check and reserve in one act: an admissio
 `observe` teaches the model.
 
 Invariants: submitted = queued + live + held + done + cancelled after every call; where nobody is live the first of the
-queue is let in, or a seat is kept for one before it that is due; where none of its turns runs, the first that waits
-goes.
+queue goes in, or a seat is kept for one due before it; where none of its turns runs, the first that waits goes.
 """
 
 from __future__ import annotations
@@ -225,6 +224,10 @@ class FloorGate:
     def bound(self, ask: Ask, reason: Reason, now_s: float) -> Bound:
         """The numbers behind a reason that keeps this newcomer out. Changes nothing."""
         return self._seating.bound(ask, reason, now_s)
+
+    def cells_left(self, ask: Ask) -> int | None:
+        """The most cells that this newcomer would not wait for; None where it waits for none. Changes nothing."""
+        return self._seating.cells_left(ask)
 
     def check_integrity(self) -> None:
         """Fails where the gate contradicts itself."""

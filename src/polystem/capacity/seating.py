@@ -247,6 +247,15 @@ class Seating:
                 cells += max(0, final_cells - worker.claimed_cells)
         return cells
 
+    def cells_left(self, ask: Ask) -> int | None:
+        """What the line leaves this newcomer beside what others inside were promised; None where no line holds."""
+        parts = self._parts
+        line = int(parts.facts.cells_total * parts.settings.cell_line)
+        others = len(parts.roster.admitted) - (ask.worker in parts.roster.admitted)
+        if not (line and others and parts.is_ours) or self.waits_for_tps(ask) is None:
+            return None
+        return line - self.promised_cells()
+
     def _final_cells(self) -> int:
         """Private cells of a worker in the end: the mean of those that are done in this boot, 0 where none is."""
         return int(self._parts.estimate.final_cells.value)

@@ -144,17 +144,12 @@ class FleetFloor:
         """
         if self.desk is None:
             return cells
-        gate, session_id, policy = self.desk.gate, "", None
+        session_id, policy = "", None
         if request is not None:
             session_id = request.session_id or ""
-            policy = asked_policy(gate.policy, self._policies.of(request.pool_id), request.floor_tps)
-        ask, now_s = Ask("", DEFAULT_TENANT, policy, opens_cells=cells), self._clock.now_s()
-        with_it = gate.bound(ask, "max workers", now_s).wanted or 1
-        others = with_it - 1 - int(gate.state_of(session_id) in ("live", "held"))
-        if not others or gate.bound(ask, "floor", now_s).floor_tps is None:
-            return cells
-        line = gate.bound(ask, "kv headroom exhausted", now_s)
-        return cells - max(0, (line.wanted or 0) - line.limit) if line.limit else cells
+            policy = asked_policy(self.desk.gate.policy, self._policies.of(request.pool_id), request.floor_tps)
+        left = self.desk.gate.cells_left(Ask(session_id, DEFAULT_TENANT, policy))
+        return cells if left is None else min(cells, left)
 
     def passed(self, turn: Turn, cells: int) -> AbstractAsyncContextManager[Passage | None]:
         """The turn inside the gate; see `FloorDesk.passed`."""
