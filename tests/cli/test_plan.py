@@ -270,6 +270,13 @@ def test_of_several_cell_types_the_newest_is_used_with_a_note_that_names_it(
         (("--cells", "0"), "--cells is 0, the least is 1\nhint: "),
         (("--sequences", "1"), "--sequences is 1, the least is 2\nhint: give --sequences 2 or more: the shared prefix"),
         (("--sequences", "0", "--prefix-tokens", "0"), "--sequences is 0, the least is 1\nhint: "),
+        (
+            ("--prefix-tokens", "9000", "--cells", "8192"),
+            "not even one worker fits: --prefix-tokens 9000 and --private-tokens 200 take 9200 cells, "
+            "and there are 8192\n"
+            "hint: give --cells 9200 or more, or plan for less of either\n",
+        ),
+        (("--prefix-tokens", "8000", "--json"), "take 8200 cells, and there are 8192\nhint: give --cells 8200 or more"),
         (("--svg", "/nowhere/plan.svg"), "cannot write /nowhere/plan.svg"),
     ],
 )
@@ -279,6 +286,12 @@ def test_a_value_out_of_range_is_told_by_its_flag(
     keep()
     assert run(["plan", *SHAPE, *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_one_worker_that_fills_all_cells_is_planned_for(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:
+    keep()
+    [point] = told(capsys, "--cells", "1200", "--floor", "5")["floors"]
+    assert point["workers"] == 1, "the gate lets one in, whatever it keeps free of others"
 
 
 def test_the_curve_is_drawn_with_units_a_legend_and_what_was_asked(

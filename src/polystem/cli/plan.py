@@ -142,6 +142,7 @@ def plan_command(
         result_tokens=result_tokens,
     )
     limits = PlanLimits(cells_total, seats_total=sequences_total - bool(prefix_tokens))
+    _check_one_fits(shape, cells_total)
     curve = plan(stored.fit, shape, tuple(floor or ()), limits)
     points = curve.points or tuple(curve.at(each) for each in _range_of_floors(curve))
     for line in doubt_lines(curve, points, model):
@@ -160,6 +161,17 @@ def _check_least(flag: str, least: float, *given: float | None, why: str = "") -
         if value is not None and not value >= least:
             hint = f"give {flag} {least:g} or more" + (f": {why}" if why else "")
             raise ConfigError(f"{flag} is {value:g}, the least is {least:g}", hint=hint)
+
+
+def _check_one_fits(shape: Shape, cells_total: int) -> None:
+    """Raises ConfigError where not even one worker has the cells that it needs."""
+    needed = shape.cells(1)
+    if needed > cells_total:
+        raise ConfigError(
+            f"not even one worker fits: --prefix-tokens {shape.prefix_tokens} and --private-tokens "
+            f"{shape.private_tokens} take {needed} cells, and there are {cells_total}",
+            hint=f"give --cells {needed} or more, or plan for less of either",
+        )
 
 
 def _stored_for(path: Path, store: FitStore) -> StoredFit:
