@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, nan, sqrt
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polystem.capacity.asks import Reason
 from polystem.capacity.floor import share_under_floor
 from polystem.capacity.forecast import Forecast, Outside
 from polystem.capacity.plan import Binding, PlanCurve, PlanLimits, Shape, plan
@@ -88,7 +90,7 @@ def test_who_is_let_in_meets_the_gates_conditions_and_one_more_does_not(
     [
         ("floor", SHAPE, LIMITS, 10.0),
         ("burst", replace(SHAPE, think_s=600), LIMITS, 10.0),
-        ("cells", SHAPE, replace(LIMITS, cells_total=4096), 5.0),
+        ("kv headroom exhausted", SHAPE, replace(LIMITS, cells_total=4096), 5.0),
         ("seats", SHAPE, replace(LIMITS, seats_total=3), 5.0),
         ("no gain", replace(SHAPE, think_s=0.0, private_tokens=4000), replace(LIMITS, cells_total=10**6), 0.5),
     ],
@@ -148,7 +150,12 @@ def test_the_step_that_decides_has_the_streams_the_cells_and_the_prompts_of_a_po
 def test_a_floor_out_of_reach_still_has_one_worker() -> None:
     point = curve_of().at(1000)
     assert (point.workers, point.k_star, point.keeps_floor) == (1, 0, False)
+    assert point.binding == "floor unreachable"
     assert curve_of(limits=PlanLimits(cells_total=10)).at(1).workers == 1
+
+
+def test_what_binds_is_said_in_the_words_of_the_gate() -> None:
+    assert set(get_args(Binding)) <= set(get_args(Reason))
 
 
 def test_points_come_in_the_order_that_was_asked_for() -> None:

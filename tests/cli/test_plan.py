@@ -86,7 +86,7 @@ def test_floors_and_workers_are_answered_as_the_planner_answers_them(
     assert [point["workers"] for point in answer["floors"]] == [point.workers for point in curve.points]
     assert answer["workers"] == [
         {"workers": 3, "floor_tps": pytest.approx(curve.floor_for(3)), "binding": None},
-        {"workers": 500, "floor_tps": None, "binding": "cells"},
+        {"workers": 500, "floor_tps": None, "binding": "kv headroom exhausted"},
     ]
     assert answer["doubt"]["coefficients"] == []
     assert 0 < answer["doubt"]["of_step"] < 0.1
@@ -104,7 +104,7 @@ def test_seats_are_told_by_their_name(keep: Keep, capsys: pytest.CaptureFixture[
     assert run(["plan", *SHAPE, "--sequences", "4", "--floor", "5", "--workers", "9"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^ +5 +3 .* seats *$", text, re.MULTILINE)
-    assert "9 workers do not fit: seats take 3" in text
+    assert "9 workers do not fit, 3 do: seats" in text
     assert "sequences" not in text
 
 
@@ -115,7 +115,7 @@ def test_cells_sequences_and_a_missing_prefix_are_taken_into_account(
     answer = told(capsys, "--cells", "2000", "--sequences", "9", "--prefix-tokens", "0", "--floor", "5")
     assert (answer["limits"]["cells_total"], answer["limits"]["seats_total"]) == (2000, 9)
     [point] = answer["floors"]
-    assert (point["workers"], point["binding"]) == (9, "cells")
+    assert (point["workers"], point["binding"]) == (9, "kv headroom exhausted")
 
 
 def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
@@ -131,7 +131,7 @@ def test_the_text_has_the_model_its_spread_the_answers_and_the_curve(
     assert "+ a prompt token 0.100 ± 0.001 ms" in words
     assert "worker: P 1,000 shared, S 200 private, 30 tokens a turn, 2 s in tools; 8,192 cells, 63 seats" in text
     assert "4 workers: a floor of " in text
-    assert "99 workers do not fit: cells take 31" in text
+    assert "99 workers do not fit, 31 do: kv headroom exhausted" in text
     assert "workers  highest floor, tokens/s\n      1  " in text
     assert "####" in text
     assert "Not known here: contexts of all ages" in text
@@ -286,6 +286,16 @@ def test_a_value_out_of_range_is_told_by_its_flag(
     keep()
     assert run(["plan", *SHAPE, *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_floor_that_one_alone_does_not_reach_is_told_as_the_gate_tells_it(
+    keep: Keep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep()
+    [point] = told(capsys, "--floor", "5000")["floors"]
+    assert (point["workers"], point["binding"]) == (1, "floor unreachable")
+    assert run(["plan", *SHAPE, "--floor", "5000"]) == 0
+    assert re.search(r"^ +5000 +1 .* floor unreachable *$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_one_worker_that_fills_all_cells_is_planned_for(keep: Keep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,8 @@ from polystem.errors import ConfigError
 
 __all__ = ["Binding", "PlanCurve", "PlanLimits", "PlanPoint", "Shape", "plan"]
 
-Binding = Literal["floor", "burst", "no gain", "cells", "seats"]
+Binding = Literal["floor", "floor unreachable", "burst", "no gain", "kv headroom exhausted", "seats"]
+"""What refuses the next one, in the words of the gate."""
 
 _LEAST_FLOOR_TPS = 1e-3
 _CLOSE = 1e-4
@@ -113,8 +114,8 @@ class PlanPoint:
         floor_tps: X.
         workers: N, 1 at least: one is always admitted.
         k_star: how many of them may decode at once.
-        binding: the condition that refuses the next.
-        keeps_floor: False where even one alone is under the floor.
+        binding: the condition that refuses the next; `floor unreachable` where even one alone is under the floor.
+        keeps_floor: False in that case.
         limits: the most workers that each condition by itself allows.
         share_under: U(N).
         worst_tps: the rate of each when all of them decode at once.
@@ -146,7 +147,9 @@ class PlanCurve:
     def most_by(self) -> dict[Binding, int]:
         """The most workers by each condition that holds without a floor as well."""
         seats = self.limits.seats_total
-        return {"no gain": self._most_by_gain(None), "cells": self._most_by_cells(), "seats": seats}
+        return {
+            "no gain": self._most_by_gain(None), "kv headroom exhausted": self._most_by_cells(), "seats": seats
+        }  # fmt: skip
 
     @property
     def most(self) -> int:
@@ -170,14 +173,14 @@ class PlanCurve:
             "no gain": self._most_by_gain(floor_tps),
         }
         binding = min(most, key=lambda name: most[name])
-        workers = max(1, most[binding])
+        workers, keeps_floor = max(1, most[binding]), most["floor"] > 0
         crowd = self.crowd(workers)
         return PlanPoint(
             floor_tps=floor_tps,
             workers=workers,
             k_star=most_at_floor(floor_tps, self._times, crowd, workers),
-            binding=binding,
-            keeps_floor=most["floor"] > 0,
+            binding=binding if keeps_floor else "floor unreachable",
+            keeps_floor=keeps_floor,
             limits=most,
             share_under=self._share_under(workers, floor_tps),
             worst_tps=(1 - crowd.prefill_share) / self._times.mean_s(crowd.load(workers)),

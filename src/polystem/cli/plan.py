@@ -328,14 +328,13 @@ def _table(points: Sequence[PlanPoint]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("stops the next one")
     for point in points:
-        stopped_by = point.binding if point.keeps_floor else "out of reach for one"
         table.add_row(
             f"{point.floor_tps:g}",
             str(point.workers),
             str(point.k_star),
             f"{point.share_under:.1%}",
             _figure(point.worst_tps),
-            stopped_by,
+            point.binding,
         )
     return table
 
@@ -347,7 +346,7 @@ def _floor_line(curve: PlanCurve, workers: int) -> str:
     binding = _most_binding(curve)
     if binding == "no gain":
         return f"{workers} workers are let in at no floor: beyond {curve.most} one more would slow all together"
-    return f"{workers} workers do not fit: {binding} take {curve.most}"
+    return f"{workers} workers do not fit, {curve.most} do: {binding}"
 
 
 def _most_binding(curve: PlanCurve) -> Binding:
