@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,6 +50,25 @@ def test_a_policy_names_the_value_that_it_cannot_take(name: str, value: Any) -> 
 def test_settings_name_the_value_that_they_cannot_take(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{name} is .* must be from"):
         GateSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value", "hint"),
+    [
+        (FloorPolicy, "floor_tps", 0.0, "raise floor_tps, or leave it out for no floor"),
+        (FloorPolicy, "floor_tps", -3.0, "raise floor_tps, or leave it out for no floor"),
+        (FloorPolicy, "floor_tps", 2e6, "lower floor_tps"),
+        (FloorPolicy, "floor_tps", float("nan"), "give a number as floor_tps"),
+        (FloorPolicy, "prefill_max_slots", 0, "raise prefill_max_slots, or leave it out for no limit"),
+        (GateSettings, "max_workers", 0, "raise max_workers, or leave it out for no limit"),
+        (GateSettings, "place_kept_s", float("nan"), "give a number as place_kept_s"),
+        (GateSettings, "queue_limit", -1, "raise queue_limit"),
+    ],
+)
+def test_the_hint_is_a_step_that_helps(settings: Callable[..., object], name: str, value: float, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(**{name: value})
+    assert caught.value.hint == hint
 
 
 def test_only_an_enforced_floor_that_rejects_makes_anybody_wait() -> None:

@@ -184,6 +184,7 @@ def test_a_variable_of_another_command_is_left_to_it(model: str) -> None:
         ("on_saturation = 'queue'", "'queue', it must be one of reject, warn"),
         ("max_workers = 0", "max_workers is 0, it must be from 1"),
         ("admit_wait_s = -1", "admit_wait_s is -1, the least is 0"),
+        ("admit_wait_s = nan", "admit_wait_s is nan, the least is 0"),
         ("session_ttl_s = 0", "session_ttl_s is 0, it must be from 1"),
     ],
 )

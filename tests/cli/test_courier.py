@@ -189,7 +189,10 @@ def test_a_run_that_cannot_begin_leaves_no_older_figures(
         (["--tool-delay-s", "pareto:0:1"], "--tool-delay-s is 'pareto:0:1'; write pareto:LEAST:ALPHA"),
         (["--arm", "pooled-static"], "arm is 'pooled-static'; it must be one of pooled, pooled-nogate"),
         (["--arm", "legacy-gate"], "the arm legacy-gate lets workers in by a floor, but there is none"),
-        (["--floor-tps", "0"], "floor_tps is 0; it must be a number more than 0"),
+        (
+            ["--floor-tps", "0"],
+            "floor_tps is 0; it must be a number more than 0\nhint: leave it out for no floor",
+        ),
         (["--arrivals", "poisson:0"], "--arrivals is 'poisson:0'; write burst, poisson:RATE"),
         (["--arrivals", "closed:2", "--concurrency", "3"], "--concurrency changes nothing with --arrivals closed:2"),
         (["--foreign", "0@3"], "--foreign is '0@3'; write STREAMS"),

@@ -17,10 +17,12 @@ Mode: TypeAlias = Literal["advisory", "enforced"]
 OnSaturation: TypeAlias = Literal["reject", "warn"]
 
 
-def _check_range(name: str, value: float | None, least: float, most: float) -> None:
+def _check_range(name: str, value: float | None, least: float, most: float, *, none: str | None = None) -> None:
+    """Raises ConfigError out of range; `none` says what leaving the value out stands for, where that may be meant."""
     if value is not None and not least <= value <= most:
-        side = "raise" if value < least else "lower"
-        raise ConfigError(f"{name} is {value:g}, it must be from {least:g} to {most:g}", hint=f"{side} {name}")
+        side = "raise" if value < least else "lower" if value > most else "give a number as"
+        instead = f", or leave it out for {none}" if none and value < least else ""
+        raise ConfigError(f"{name} is {value:g}, it must be from {least:g} to {most:g}", hint=f"{side} {name}{instead}")
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -54,11 +56,11 @@ class FloorPolicy:
     def __post_init__(self) -> None:
         _check_one_of("floor_mode", self.mode, ("advisory", "enforced"))
         _check_one_of("on_saturation", self.on_saturation, ("reject", "warn"))
-        _check_range("floor_tps", self.floor_tps, 1e-3, 1e6)
+        _check_range("floor_tps", self.floor_tps, 1e-3, 1e6, none="no floor")
         _check_range("guarantee_min_sessions", self.guarantee_min_sessions, 1, 1_000_000)
         _check_range("settle_tokens", self.settle_tokens, 0, 1_000_000)
         _check_range("settle_s", self.settle_s, 0, 3600)
-        _check_range("prefill_max_slots", self.prefill_max_slots, 1, 1_000_000)
+        _check_range("prefill_max_slots", self.prefill_max_slots, 1, 1_000_000, none="no limit")
 
     @property
     def waits(self) -> bool:
@@ -143,7 +145,7 @@ class GateSettings:
     rows: int = 256
 
     def __post_init__(self) -> None:
-        _check_range("max_workers", self.max_workers, 1, 1_000_000)
+        _check_range("max_workers", self.max_workers, 1, 1_000_000, none="no limit")
         _check_range("queue_limit", self.queue_limit, 0, 1_000_000)
         for name, least, most in (
             ("under_share", 0.0, 1.0),

@@ -64,7 +64,9 @@ class FleetSettings:
         for name in ("ephemeral_ttl_s", "orphan_ttl_s", "window_ttl_s"):
             value_s: float = getattr(self, name)
             if not 0 < value_s < float("inf"):
-                raise ConfigError(f"{name} is {value_s:g}, it must be above 0 and finite", hint=f"raise {name}")
+                raise ConfigError(
+                    f"{name} is {value_s:g}, it must be above 0 and finite", hint=f"give seconds as {name}, such as 300"
+                )
         if self.pools_max is not None and self.pools_max < 0:
             raise ConfigError(f"pools_max is {self.pools_max}, the least is 0", hint="0 switches pools off")
         if self.pools_max == 0 and self.auto_pool:
@@ -95,9 +97,12 @@ class FloorSettings:
     rule: AdmissionRule | None = None
 
     def __post_init__(self) -> None:
-        if self.admit_wait_s is not None and self.admit_wait_s < 0:
+        if self.admit_wait_s is not None and not self.admit_wait_s >= 0:  # nor is it nan
             raise ConfigError(f"admit_wait_s is {self.admit_wait_s:g}, the least is 0", hint="0 refuses at once")
         for name, least_s in (("tick_s", 0.001), ("fit_saved_every_s", 1.0)):
             value_s: float = getattr(self, name)
             if not least_s <= value_s < float("inf"):
-                raise ConfigError(f"{name} is {value_s:g}, the least is {least_s:g} s", hint=f"raise {name}")
+                raise ConfigError(
+                    f"{name} is {value_s:g}, the least is {least_s:g} s, and it must be finite",
+                    hint=f"give seconds as {name}",
+                )

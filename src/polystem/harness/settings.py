@@ -75,7 +75,7 @@ class CourierSettings:
         if isinstance(self.tool_delay_s, tuple):
             uniform(*self.tool_delay_s)
         if self.floor_tps is not None:
-            _positive("floor_tps", self.floor_tps)
+            _positive("floor_tps", self.floor_tps, hint="leave it out for no floor")
         _ordered("turn_tokens", self.turn_tokens, 1)
         _ordered("result_tokens", self.result_tokens, 1)
         _at_least("growth", self.growth, 1)
@@ -177,9 +177,9 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise ConfigError(f"{name} is {value:g}; it must be at least {least:g}")
 
 
-def _positive(name: str, value: float) -> None:
+def _positive(name: str, value: float, *, hint: str | None = None) -> None:
     if not 0 < value < inf:
-        raise ConfigError(f"{name} is {value:g}; it must be a number more than 0")
+        raise ConfigError(f"{name} is {value:g}; it must be a number more than 0", hint=hint)
 
 
 def _ordered(name: str, value: tuple[float, float], least: float) -> None:

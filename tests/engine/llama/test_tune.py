@@ -224,6 +224,8 @@ def test_progress_ends_where_it_said_it_would() -> None:
         {"rounds": 0},
         {"decode_weight": -1.0},
         {"decode_weight": 0.0},
+        {"decode_weight": float("nan")},
+        {"prefill_weight": float("inf")},
     ],
 )
 def test_a_workload_out_of_range_is_refused(values: dict[str, float]) -> None:

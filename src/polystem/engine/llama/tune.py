@@ -71,8 +71,12 @@ class Workload:
             value: int = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigError(f"'{name}' is {value}; it must be between {low} and {high}", param=name)
-        if min(self.decode_weight, self.prefill_weight) < 0 or self.decode_weight + self.prefill_weight == 0:
-            raise ConfigError("the weights of decode and prefill must not be negative, and one must be above 0")
+        weights = (self.decode_weight, self.prefill_weight)
+        if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
+            raise ConfigError(
+                f"the weights of decode and prefill are {weights[0]:g} and {weights[1]:g}; "
+                "they must be finite, none below 0 and one above it"
+            )
 
 
 class Bench(Protocol):
