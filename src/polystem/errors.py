@@ -44,6 +44,7 @@ Status codes live in `serve.errors`, exit codes in `cli.errors`: one table each,
 
 from __future__ import annotations
 
+import difflib
 from typing import Literal, TypeAlias
 
 
@@ -470,3 +471,10 @@ class ConfigError(SetupError):
 
 class RecordError(SetupError):
     """The record of a run is missing, damaged, or newer than this reader."""
+
+
+def near_names(name: str, known: list[str], *, most: int) -> list[str]:
+    """The known names that this one may stand for: those made of the same words, else those that are spelt alike."""
+    words = sorted(name.split("_"))
+    same = [each for each in known if sorted(each.split("_")) == words]
+    return (same or difflib.get_close_matches(name, known, n=most))[:most]

@@ -201,6 +201,12 @@ def test_a_chat_template_is_read_from_its_file(model: str, tmp_path: Path) -> No
     assert (command.engine.chat_template, command.engine.tool_format) == ("{{ messages }}", "hermes")
 
 
+def test_a_name_in_another_order_of_words_is_known_again(model: str) -> None:
+    with pytest.raises(ConfigError, match="unknown setting POLYSTEM_TPS_FLOOR") as caught:
+        read({"model": model}, {"POLYSTEM_TPS_FLOOR": "15"})
+    assert caught.value.hint == "did you mean floor_tps?"
+
+
 def test_a_word_that_is_no_number_is_refused_from_the_environment(model: str) -> None:
     with pytest.raises(ConfigError, match="POLYSTEM_CELLS must be a whole number, but is 'many'"):
         read({"model": model}, {"POLYSTEM_CELLS": "many"})

@@ -450,6 +450,12 @@ async def test_a_knob_that_cannot_be_meant_is_refused_and_nothing_moves(sent: di
         assert (await get(served, "/elastic"))["tps_floor"] is None
 
 
+async def test_a_floor_by_the_name_that_other_routes_give_it_is_told_its_name_here() -> None:
+    async with serving() as served:
+        refused = await served.client.post("/elastic", json={"floor_tps": 30})
+    assert refused.json()["error"]["message"] == "Unknown field 'floor_tps'; did you mean 'tps_floor'?"
+
+
 async def test_an_empty_change_changes_nothing() -> None:
     async with serving(floor=floor(floor_tps=15)) as served:
         assert (await served.client.post("/elastic", json={})).json() == await get(served, "/elastic")

@@ -38,6 +38,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"temperatur": 1}, "Unknown field 'temperatur'; did you mean 'temperature'?", "temperatur"),
     ({"qqqq": 1}, "Unknown field 'qqqq'; leave it out", "qqqq"),
+    ({"tps_floor": 30}, "Unknown field 'tps_floor'; did you mean 'floor_tps'?", "tps_floor"),
+    ({"budget": 3}, "Unknown field 'budget'; leave it out", "budget"),
     ({"store": True}, "Field 'store': must be false, but is true", "store"),
     ({"messages": []}, "Field 'messages': must have at least 1 item after validation, not 0", "messages"),
     ({"messages": [3]}, "Field 'messages[0]': type must be object, but is number", "messages[0]"),

@@ -7,7 +7,6 @@ knows is an error.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.cli.model_file import BUNDLED_MODEL, model_path
 from polystem.engine.llama import LlamaSettings
 from polystem.engine.tools import TOOL_FORMATS
-from polystem.errors import ConfigError
+from polystem.errors import ConfigError, near_names
 from polystem.fleet import FleetSettings, FloorSettings
 from polystem.serve import ServeSettings
 
@@ -260,7 +259,7 @@ def _checked(values: Mapping[str, Any], called: Callable[[str], str]) -> dict[st
     """The values, each of a known name and of the right type. Raises ConfigError."""
     for name, value in values.items():
         if name not in BY_NAME:
-            near = difflib.get_close_matches(name, BY_NAME, n=3)
+            near = near_names(name, list(BY_NAME), most=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(BY_NAME))}"
             raise ConfigError(f"unknown setting {called(name)}", hint=hint, param=name)
         if not _fits(value, BY_NAME[name].kind):

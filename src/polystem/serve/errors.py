@@ -44,7 +44,7 @@ from polystem.errors import (
     WindowRefused,
 )
 from polystem.serve.bounded import ClientLeft
-from polystem.serve.validation import bad_request_of
+from polystem.serve.validation import bad_request_of, fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -219,9 +219,9 @@ async def _of_polystem(_: Request, exc: Exception) -> Response:
     return error_response(exc)
 
 
-async def _of_validation(_: Request, exc: Exception) -> Response:
+async def _of_validation(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    return error_response(bad_request_of(exc.errors(), exc.body))
+    return error_response(bad_request_of(exc.errors(), exc.body, fields_of(request.scope["endpoint"])))
 
 
 async def _of_http(request: Request, exc: Exception) -> Response:

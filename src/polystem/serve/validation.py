@@ -5,18 +5,13 @@ Of several findings the first field's deepest one is told: the branches of a uni
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast, get_args, get_type_hints
 
-from polystem.errors import BadRequest, UnsupportedField
-from polystem.serve.anthropic.bodies import MessagesBody
-from polystem.serve.capacity_bodies import AdmissionBody, ElasticBody
-from polystem.serve.chat import ChatBody, TemplateBody
-from polystem.serve.completion import CompletionBody
-from polystem.serve.kv_bodies import SessionResizeBody
-from polystem.serve.pool_bodies import PoolBody
+from pydantic import BaseModel
+
+from polystem.errors import BadRequest, UnsupportedField, near_names
 from polystem.serve.refused import REFUSED_FIELDS
 
 Finding = Mapping[str, Any]
@@ -24,8 +19,6 @@ REWORDED = re.compile(r"^(?:(?:Input|String|List|Dictionary) should|Value error,
 Path = tuple[str | int, ...]
 
 FINDINGS_READ = 256  # a long list can be wrong in every item; one sentence is told
-BODIES = (ChatBody, MessagesBody, TemplateBody, CompletionBody, PoolBody, AdmissionBody, ElasticBody, SessionResizeBody)
-KNOWN_FIELDS = sorted({name for body in BODIES for name in body.model_fields})
 
 EXPECTED_TYPE: Mapping[str, str] = {
     "int_type": "number",
@@ -41,8 +34,17 @@ EXPECTED_TYPE: Mapping[str, str] = {
 }
 
 
-def bad_request_of(findings: Sequence[Finding], body: Any) -> BadRequest:
-    """The error to raise for a body that did not validate."""
+def fields_of(endpoint: Callable[..., Any]) -> frozenset[str]:
+    """The names of the fields that a route's function takes, in its body and in its query."""
+    hints = get_type_hints(endpoint).values()
+    models = [each for hint in hints for each in (hint, *get_args(hint))]
+    return frozenset(
+        name for each in models if isinstance(each, type) and issubclass(each, BaseModel) for name in each.model_fields
+    )
+
+
+def bad_request_of(findings: Sequence[Finding], body: Any, known: frozenset[str]) -> BadRequest:
+    """The error to raise for a body or a query that did not validate; `known` are the fields that it may have."""
     placed = [(path_of(finding, body), finding) for finding in findings[:FINDINGS_READ]]
     first_path = placed[0][0]
     same_field = [(path, found) for path, found in placed if path[:1] == first_path[:1]]
@@ -50,7 +52,7 @@ def bad_request_of(findings: Sequence[Finding], body: Any) -> BadRequest:
     path = next(path for path, _ in same_field if len(path) == deepest)
     together = [found for other, found in same_field if other == path]
     apt = [found for found in together if found["type"] not in EXPECTED_TYPE]  # its branch took the value's type
-    return _error_for(path, (apt or together)[0], together)
+    return _error_for(path, (apt or together)[0], together, known)
 
 
 def path_of(finding: Finding, body: Any) -> Path:
@@ -102,7 +104,7 @@ def param_of(path: Path) -> str:
     return text.removeprefix(".")
 
 
-def _error_for(path: Path, finding: Finding, together: Sequence[Finding]) -> BadRequest:
+def _error_for(path: Path, finding: Finding, together: Sequence[Finding], known: frozenset[str]) -> BadRequest:
     kind = finding["type"]
     param = param_of(path)
     if kind == "json_invalid":
@@ -110,7 +112,7 @@ def _error_for(path: Path, finding: Finding, together: Sequence[Finding]) -> Bad
     if not path:
         return _no_object(finding)
     if kind == "extra_forbidden":
-        return _unknown_field(path, param)
+        return _unknown_field(path, param, known)
     if kind == "missing":
         return _missing(path, param)
     if kind in EXPECTED_TYPE:
@@ -133,12 +135,13 @@ def _no_object(finding: Finding) -> BadRequest:
     return BadRequest(_detail_of(finding))
 
 
-def _unknown_field(path: Path, param: str) -> BadRequest:
+def _unknown_field(path: Path, param: str, known: frozenset[str]) -> BadRequest:
+    """Names the field that may be meant; further inside only that it is unknown, for other names are known there."""
     name = str(path[-1])
     if len(path) == 1 and name in REFUSED_FIELDS:
         return UnsupportedField(name, REFUSED_FIELDS[name])
-    near = difflib.get_close_matches(name, KNOWN_FIELDS, n=1)
-    advice = f"; did you mean '{near[0]}'?" if near and near[0] != name else "; leave it out"
+    near = near_names(name, sorted(known - {name}), most=1) if len(path) == 1 else []
+    advice = f"; did you mean '{near[0]}'?" if near else "; leave it out"
     return BadRequest(f"Unknown field '{param}'{advice}", param=param)
 
 
