@@ -294,6 +294,15 @@ async def test_closing_a_session_frees_its_cells_and_says_how_many() -> None:
         assert not (await stage.fleet.close_session("a")).found
 
 
+async def test_sessions_that_close_at_the_same_time_count_each_its_own_cells() -> None:
+    async with staged() as stage:
+        for name in ("a", "bcd", "efghi"):
+            await played(stage, asking(PREFIX + name * 9, session_id=name))
+        held = {session.session_id: session.cells for session in stage.fleet.statistics().sessions}
+        closed = await asyncio.gather(*(stage.fleet.close_session(name) for name in held))
+        assert {each.session_id: each.dropped_cells for each in closed} == held
+
+
 async def test_closing_a_session_ends_its_running_turn_and_frees_its_name() -> None:
     async with staged() as stage:
         running = asyncio.create_task(run(stage.fleet, asking(PREFIX, 500, session_id="a")))

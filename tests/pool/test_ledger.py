@@ -20,6 +20,18 @@ def idle(ledger: CellLedger, branch: int, tokens: int, pool: Pool | None = None,
     return account
 
 
+def test_what_goes_with_an_account_is_its_own_and_what_it_alone_borrows_of_released_pools() -> None:
+    ledger = CellLedger(1000, 16)
+    pool = pooled(ledger, 100)
+    first, second = idle(ledger, 1, 120, pool), idle(ledger, 2, 130, pool)
+    assert (ledger.cells_of(first), ledger.cells_of(second)) == (20, 30)
+    ledger.release(pool)
+    assert (ledger.cells_of(first), ledger.cells_of(second)) == (20, 30)
+    ledger.close(first.branch)
+    held = ledger.held_cells
+    assert ledger.cells_of(second) == held == 130
+
+
 def test_a_shared_cell_is_counted_once_and_naively_for_each() -> None:
     ledger = CellLedger(1000, 16)
     pool = pooled(ledger, 100)

@@ -76,26 +76,28 @@ class SessionCloser:
             self._closing += Counter()  # those that are over are not kept
 
     async def _close_all(self, session_id: str, session: Session | None) -> ClosedSession:
-        held = self._ledger.held_cells
         self._close_worker(session_id)  # before a turn that waits for the session's name can begin anew
+        dropped = 0
         if session is not None:
             self._sessions.close(session)
-            await self._end(session)
+            dropped = await self._end(session)
         else:
             self._journal.session_gone(session_id)
-        dropped = held - self._ledger.held_cells
         ended = await self._windows.end(session_id)
         await self._journal.flushed()
         return ClosedSession(
             session_id,
             found=True,
-            dropped_cells=max(0, dropped),
+            dropped_cells=dropped,
             window_cells=ended.cells,
             pools_released=ended.pools,
             per_request=session is not None and session.per_request,
         )
 
-    async def _end(self, session: Session) -> None:
+    async def _end(self, session: Session) -> int:
+        """Drops the session's branch; returns how many cells went with it, those of others that end meanwhile aside."""
+        account = self._sessions.account(session)
+        cells = 0 if account is None else self._ledger.cells_of(account)  # the end of a turn may drop it
         for turn in [turn for turn in self._turns() if turn.session is session]:
             turn.end(Conflict(f"session '{session.session_id}' was closed while its turn ran"))
             await turn.ended()
@@ -103,3 +105,4 @@ class SessionCloser:
         if account is not None:
             self._ledger.close(account.branch)
             await asyncio.shield(self._dropper([account]))
+        return cells

@@ -148,6 +148,11 @@ class CellLedger:
     def held_cells(self) -> int:
         return self.pool_cells + self.private_cells
 
+    def cells_of(self, account: Account) -> int:
+        """What would be free without this account: its private cells, and of released pools what it alone borrows."""
+        others = self._reach(lambda each: each is not account)
+        return account.private_cells + self.pool_cells - self.tree.resident_cells(others)
+
     @property
     def naive_cells(self) -> int:
         """What the same branches would hold if nobody shared."""
