@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polystem.capacity.policy import GateSettings
 from polystem.engine.scripted import Answer
-from polystem.fleet import FleetSettings
+from polystem.fleet import FleetSettings, FloorSettings
+from polystem.fleet.store import FleetStore
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import Served, serving
 
@@ -230,3 +233,26 @@ async def test_closing_an_unknown_session_is_no_error() -> None:
         "kv_dropped": False,
         "dropped_cells": 0,
     }
+
+
+async def test_a_worker_that_outlived_its_server_is_found_when_it_is_closed(tmp_path: Path) -> None:
+    async with serving(Answer("Hi"), store=FleetStore(tmp_path / "store")) as served:
+        await served.chat(session_id="inside")
+    async with serving(store=FleetStore(tmp_path / "store")) as served:
+        closed = [(await served.client.post("/sessions/inside/close")).json() for _ in range(2)]
+        told = (await served.client.get("/fleet/capacity")).json()
+    assert [(each["found"], each["released"], each["kv_dropped"]) for each in closed] == [
+        (True, False, False),
+        (False, False, False),
+    ]
+    assert (told["workers"]["live"], told["workers"]["done"]) == (0, 1)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_ctx": 1024}])
+async def test_a_worker_that_waits_is_found_when_it_is_closed(fields: dict[str, Any]) -> None:
+    floor = FloorSettings(gate=GateSettings(max_workers=1), admit_wait_s=0)
+    async with serving(Answer("Hi"), floor=floor) as served:
+        await served.chat(session_id="inside")
+        assert (await served.chat(session_id="waits", **fields)).status_code == 429
+        closed = [(await served.client.post("/sessions/waits/close")).json()["found"] for _ in range(2)]
+    assert closed == [True, False]

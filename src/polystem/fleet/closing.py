@@ -76,6 +76,8 @@ class SessionCloser:
             self._closing += Counter()  # those that are over are not kept
 
     async def _close_all(self, session_id: str, session: Session | None) -> ClosedSession:
+        state = self._sessions.worker_state(session_id)
+        is_back = session is not None and session.per_request is not None
         self._close_worker(session_id)  # before a turn that waits for the session's name can begin anew
         dropped = 0
         if session is not None:
@@ -91,7 +93,8 @@ class SessionCloser:
             dropped_cells=dropped,
             window_cells=ended.cells,
             pools_released=ended.pools,
-            per_request=session is not None and session.per_request,
+            per_request=session is not None and bool(session.per_request),
+            gave_up_place=state == "queued" or (state is not None and not is_back),
         )
 
     async def _end(self, session: Session) -> int:

@@ -23,7 +23,8 @@ from polystem.pool import Account, CellLedger, TokenPath
 class Session:
     """One conversation. `users` counts turns that run or wait for it; `tenant` is on whose account the last one ran.
 
-    `per_request` says that its last turn booked for itself: neither a window of its own nor an owner's paid for it.
+    `per_request` says whether its last turn booked for itself: neither a window of its own nor an owner's paid for it.
+    None while no turn of it came in this process.
     """
 
     session_id: str
@@ -32,7 +33,7 @@ class Session:
     path: TokenPath = field(default_factory=lambda: TokenPath(()))
     branch: BranchId | None = None
     users: int = 0
-    per_request: bool = False
+    per_request: bool | None = None
     closed: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -42,7 +43,8 @@ class ClosedSession:
     """What closing a session came to. `dropped_cells` counts those that nobody else holds.
 
     `found` says that anything was known of it; `window_cells` were booked for it, 0 where it held no window, and
-    `pools_released` it owned. `per_request`: its turns had booked for themselves.
+    `pools_released` it owned. `per_request`: its turns had booked for themselves. `gave_up_place`: it was a worker
+    that waited to be let in, or one of an earlier process that had not come back.
     """
 
     session_id: str
@@ -51,6 +53,7 @@ class ClosedSession:
     window_cells: int = 0
     pools_released: int = 0
     per_request: bool = False
+    gave_up_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Sessions:
     ) -> None:
         self._ledger = ledger
         self._remembered = remembered
-        self._worker_state = worker_state
+        self.worker_state = worker_state
         self._on_close = on_close
         self._sessions: dict[str, Session] = {}
 
@@ -152,7 +155,7 @@ class Sessions:
             idle=not (account and account.running),
             pool_id=pool.pool_id if pool else None,
             tenant=session.tenant,
-            worker=self._worker_state(session.session_id),
+            worker=self.worker_state(session.session_id),
             tokens=len(session.path),
             branch=account.branch if account else None,
             shared_tokens=account.shared_tokens if account else 0,
@@ -170,5 +173,5 @@ class Sessions:
             self.close(session)
 
     def _may_be_forgotten(self, session: Session) -> bool:
-        is_member = session.session_id in self._ledger.windows or self._worker_state(session.session_id) is not None
+        is_member = session.session_id in self._ledger.windows or self.worker_state(session.session_id) is not None
         return not session.users and self.account(session) is None and not is_member

@@ -180,11 +180,11 @@ def deferred_object(resized: Resized) -> dict[str, Any]:
 
 
 def closed_object(closed: ClosedSession) -> dict[str, Any]:
-    """What was booked for a session, what was given back, and what was dropped: three facts, each told apart."""
+    """Whether anything was kept for a session, what was given back, what was dropped: three facts, each told apart."""
     released = closed.window_cells > 0 or closed.pools_released > 0
     return {
         "session_id": closed.session_id,
-        "found": released or closed.per_request,
+        "found": released or closed.per_request or closed.gave_up_place,
         "released": released,
         "kv_dropped": closed.dropped_cells > 0,
         "dropped_cells": closed.dropped_cells,

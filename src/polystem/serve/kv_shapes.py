@@ -11,7 +11,7 @@ from polystem.serve.shapes import Shape
 
 class ClosedAnswer(Shape):
     session_id: str
-    found: bool = Field(description="something was booked for it")
+    found: bool = Field(description="something was booked for it, or a place was kept")
     released: bool = Field(description="a window or pools were given back")
     kv_dropped: bool = Field(description="cells were dropped")
     dropped_cells: int
