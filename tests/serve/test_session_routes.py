@@ -279,11 +279,23 @@ async def test_no_control_read_waits_for_an_engine_whose_process_is_stopped(bund
     assert statuses == dict.fromkeys(READS, 200)
 
 
-@pytest.mark.parametrize("path", [path for path in READS if path not in ("/health", "/metrics", "/v1/models")])
-async def test_a_control_read_may_be_asked_to_be_live(path: str) -> None:
+PROBED = ("/health", "/metrics", "/v1/models")
+
+
+@pytest.mark.parametrize("path", [path for path in READS if path not in PROBED])
+async def test_a_control_read_may_be_asked_to_be_live_and_nothing_that_it_does_not_know(path: str) -> None:
     async with serving() as served:
         await served.client.post("/polykv/pools", json={"prompt": "Carry the package."})
         assert (await served.client.get(f"{path}?live=1")).status_code == 200
+        for query in ("live=2", "bogus=1", "expected_tokens=-1"):
+            refused = await served.client.get(f"{path}?{query}")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
+
+
+@pytest.mark.parametrize("path", PROBED)
+async def test_whoever_probes_may_say_what_it_likes(path: str) -> None:
+    async with serving() as served:
+        assert (await served.client.get(f"{path}?bogus=1")).status_code == 200
 
 
 async def test_features_are_told_only_where_they_hold() -> None:

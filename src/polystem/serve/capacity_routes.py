@@ -81,8 +81,8 @@ def capacity_routes(desk: Desk) -> APIRouter:
             return _TpsStream(desk)
         return json_response(_tps(desk))
 
-    @router.get("/fleet/capacity", responses=describes(CapacityAnswer) | errors_of(401, 404, 503))
-    async def capacity() -> Response:
+    @router.get("/fleet/capacity", responses=describes(CapacityAnswer) | errors_of(400, 401, 404, 503))
+    async def capacity(query: Annotated[LiveQuery, Query()]) -> Response:
         """All that the gate knows: who could be let in, what binds, the fitted model, and the audit of all workers."""
         return json_response(_capacity(desk))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
@@ -17,7 +17,7 @@ from polystem.serve.chat import messages_of, tools_of
 from polystem.serve.description import describes, errors_of
 from polystem.serve.desk import Desk
 from polystem.serve.errors import json_response
-from polystem.serve.fields import TOKEN_ID_MAX, check_tokens
+from polystem.serve.fields import TOKEN_ID_MAX, LiveQuery, check_tokens
 from polystem.serve.json_route import JsonRoute
 from polystem.serve.pool_bodies import ForkBody, NoFields, PinBody, PoolBody, UnpinBody, pool_object
 from polystem.serve.shapes import OkAnswer, PoolFacts, PoolList, ReleasedAnswer
@@ -37,8 +37,8 @@ def pool_routes(desk: Desk) -> APIRouter:
         """Stores a prefix once, to be lent to every request that begins with it."""
         return json_response(pool_facts(desk.fleet, await desk.bounded(_create(desk, body), http.receive)))
 
-    @router.get("", responses=describes(PoolList) | errors_of(401, 501, 503))
-    async def list_pools() -> Response:
+    @router.get("", responses=describes(PoolList) | errors_of(400, 401, 501, 503))
+    async def list_pools(query: Annotated[LiveQuery, Query()]) -> Response:
         """All pools, and how they grow from each other."""
         fleet = desk.fleet
         if fleet.settings.pools_max == 0:
@@ -47,7 +47,7 @@ def pool_routes(desk: Desk) -> APIRouter:
         return json_response({"pools_max": fleet.pools_max, "tree_depth": fleet.pools_depth, "pools": pools})
 
     @router.get("/{pool_id}", responses=describes(PoolFacts) | errors_of(400, 401, 404, 503))
-    async def get_pool(pool_id: PoolId) -> Response:
+    async def get_pool(pool_id: PoolId, query: Annotated[LiveQuery, Query()]) -> Response:
         """One pool."""
         return json_response(pool_facts(desk.fleet, desk.fleet.pool(pool_id)))
 
