@@ -31,7 +31,8 @@
     │   ├── Draining
     │   ├── PoolLimit             a session owns as many pools as it may
     │   ├── PoolCapacity          there are as many pools as there may be
-    │   └── PoolRoomExhausted     no cells are left for one more pool
+    │   ├── PoolRoomExhausted     no cells are left for one more pool
+    │   └── Unreachable           no connection to another server came to be
     ├── RequestTimeout
     └── SetupError                this machine, file or configuration must be mended by its operator
         ├── ModelFileError
@@ -410,6 +411,13 @@ class PoolRoomExhausted(Unavailable):
         self.free_cells = free_cells
         self.total_cells = total_cells
         self.owner = owner
+
+
+class Unreachable(Unavailable):
+    """No connection to another server came to be."""
+
+    def __init__(self, url: str, detail: str) -> None:
+        super().__init__(f"cannot connect to {url}: {detail}", reason="unreachable")
 
 
 ResizeKind: TypeAlias = Literal[

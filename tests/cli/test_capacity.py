@@ -228,4 +228,16 @@ async def test_watching_goes_on_until_the_server_is_gone(
 async def test_a_server_that_is_not_there_is_told(free_port: int, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port}"
     assert await to_thread.run_sync(run, ["capacity", "--url", url]) == 5
-    assert f"error: the connection to {url} was lost" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        f"error: cannot connect to {url}: Connection refused\n"
+        "hint: start a server with `polystem serve`, or name the one to ask with --url URL\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8231", "localhost:8231", "ftp://localhost:8231"])
+def test_a_url_without_http_is_told_what_it_lacks(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["capacity", "--url", url]) == 2
+    assert capsys.readouterr().err == (
+        f"error: the server's URL is '{url}', it must begin with http:// or https://\n"
+        f"hint: write http://{url.removeprefix('ftp://')}\n"
+    )

@@ -230,7 +230,9 @@ def test_arms_with_sessions_are_refused_by_a_plain_server(tmp_path: Path, capsys
 def test_a_server_that_is_not_there_is_told(free_port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port}"
     assert run(["courier", "run", "--base-url", url, "--out", str(tmp_path / "x"), *QUICK]) == 5
-    assert f"error: the connection to {url} was lost" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"error: cannot connect to {url}: Connection refused\nhint: " in told
+    assert "`polystem serve`, or name the one to ask with --base-url URL" in told
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ async def test_nothing_is_lost_when_the_server_is_killed_in_mid_run(
     record = read_record(tmp_path)
     summary, turns = summarise(record, "pooled"), record.of(TurnRow, "pooled")
     assert (summary.delivered, summary.lost) == (SETTINGS.packages, 0)
-    assert {row.reason for row in record.of(RetryRow, "pooled")} & {"connection", "stream_cut"}
+    assert {row.reason for row in record.of(RetryRow, "pooled")} & {"connection", "stream_cut", "unreachable"}
     assert_nothing_twice(record.of(PackageRow, "pooled"), turns)
     assert all(turn.shared_tokens == record.manifest.prefix_tokens for turn in turns), "the pool came back"
     assert not any(turn.pool_unknown for turn in turns), "under the id that it had"

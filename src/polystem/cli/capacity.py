@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from polystem.cli.errors import server_named_by
 from polystem.clock import SystemClock
 from polystem.engine.remote import RemoteClient
 
@@ -84,7 +85,8 @@ def capacity(
 async def _shown(url: str, api_key: str | None, *, watch: bool, as_json: bool) -> None:
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     async with RemoteClient(url, api_key=api_key) as client:
-        told = await client.get_json(PATH)
+        with server_named_by("--url"):
+            told = await client.get_json(PATH)
         if not watch:
             _print(told, console, as_json=as_json)
             return

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polystem.cli.courier_progress import CourierProgress
+from polystem.cli.errors import server_named_by
 from polystem.clock import SystemClock
 from polystem.engine.remote import RemoteClient
 from polystem.harness.arm_servers import ArmServers, GivenServer, OwnServers
@@ -58,8 +59,9 @@ async def _servers(
     settings: CourierSettings, target: Target, folder: Path, clock: SystemClock
 ) -> AsyncGenerator[ArmServers, None]:
     if target.base_url is not None:
-        async with RemoteClient(target.base_url, api_key=target.api_key) as client:
-            yield GivenServer(client)
+        with server_named_by("--base-url"):
+            async with RemoteClient(target.base_url, api_key=target.api_key) as client:
+                yield GivenServer(client)
         return
     cells = target.cells_for(settings)
     print(f"{_each(settings.arms)} with {cells} KV cells; output in {folder / 'server-ARM.log'}", file=sys.stderr)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import TextIO
 
-from polystem.errors import ConfigError, EngineBuildError, ModelFileError, PolystemError, Unavailable
+from polystem.errors import ConfigError, EngineBuildError, ModelFileError, PolystemError, Unavailable, Unreachable
 
 EXIT_CODE_OF: Mapping[type[PolystemError], int] = {
     PolystemError: 1,
@@ -28,3 +29,13 @@ def tell_error(error: PolystemError, *, stream: TextIO | None = None) -> None:
     print(f"error: {error.message}", file=stream)
     if error.hint:
         print(f"hint: {error.hint}", file=stream)
+
+
+@contextmanager
+def server_named_by(flag: str) -> Generator[None, None, None]:
+    """What speaks to a server in here and finds none says how to start one, and which flag names another."""
+    try:
+        yield
+    except Unreachable as error:
+        error.hint = f"start a server with `polystem serve`, or name the one to ask with {flag} URL"
+        raise

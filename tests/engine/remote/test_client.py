@@ -10,6 +10,7 @@ from polystem.engine.remote import RemoteClient
 from polystem.errors import (
     AdmissionRefused,
     BadRequest,
+    ConfigError,
     Conflict,
     NotFound,
     PolystemError,
@@ -128,6 +129,15 @@ async def test_a_broken_answer_is_unavailable_with_its_reason(raw: Raw, reason: 
 
 async def test_a_server_that_is_not_there_is_unavailable(free_port: int) -> None:
     async with RemoteClient(f"http://127.0.0.1:{free_port}") as client:
-        with pytest.raises(Unavailable, match="was lost") as caught:
+        with pytest.raises(Unavailable, match=r"cannot connect to .*: Connection refused") as caught:
             await client.get_json("/health")
-    assert caught.value.reason == "connection"
+    assert caught.value.reason == "unreachable"
+
+
+async def test_what_is_no_url_is_a_wrong_setting() -> None:
+    for url in ("127.0.0.1:8080", "unix://x"):
+        with pytest.raises(ConfigError, match="must begin with http://"):
+            RemoteClient(url)
+    async with RemoteClient("http://:8080") as client:
+        with pytest.raises(ConfigError, match="is no URL of a server"):
+            await client.get_json("/health")

@@ -6,6 +6,7 @@ Every refusal and every loss of connection becomes an error of the tree in `poly
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, Self, cast
@@ -19,12 +20,14 @@ from polystem.engine.remote.sse import EventParser
 from polystem.errors import (
     AdmissionRefused,
     BadRequest,
+    ConfigError,
     Conflict,
     NotFound,
     PolystemError,
     Saturated,
     Unauthorized,
     Unavailable,
+    Unreachable,
 )
 
 __all__ = ["RemoteClient"]
@@ -33,13 +36,19 @@ CONNECT_LIMIT_S = 10.0
 CONTROL_LIMIT_S = 60.0
 KEEP_ALIVE_S = 3.0  # below the 5 s after which common servers close: a request sent at that moment would be lost
 DEFAULT_RETRY_AFTER_S = 2.0
+_SCHEMES = ("http://", "https://")
 _KINDS: dict[int, type[PolystemError]] = {401: Unauthorized, 403: Unauthorized, 404: NotFound, 409: Conflict}
 
 
 class RemoteClient:
-    """Use as `async with RemoteClient(url) as client`; `base_url` may end in /v1 or not."""
+    """Use as `async with RemoteClient(url) as client`; `base_url` may end in /v1 or not. Raises ConfigError."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, clock: Clock | None = None) -> None:
+        if not base_url.lower().startswith(_SCHEMES):
+            raise ConfigError(
+                f"the server's URL is '{base_url}', it must begin with http:// or https://",
+                hint=f"write http://{base_url.rpartition('://')[2]}",
+            )
         self.root_url = base_url.rstrip("/").removesuffix("/v1").rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
@@ -124,9 +133,19 @@ class RemoteClient:
                 yield response
         except TimeoutError as exc:
             raise Unavailable(f"{self.root_url}{path} did not answer in time", reason="no_answer") from exc
+        except aiohttp.InvalidURL as exc:
+            raise ConfigError(f"'{self.root_url}' is no URL of a server", hint="write it as http://HOST:PORT") from exc
+        except aiohttp.ClientConnectorError as exc:
+            raise Unreachable(self.root_url, _cause_of(exc)) from exc
         except aiohttp.ClientError as exc:
             detail = str(exc) or type(exc).__name__
             raise Unavailable(f"the connection to {self.root_url} was lost: {detail}", reason="connection") from exc
+
+
+def _cause_of(exc: aiohttp.ClientConnectorError) -> str:
+    """Why no connection came to be, as the system says it."""
+    cause = exc.__cause__ or exc
+    return os.strerror(cause.errno) if isinstance(cause, ConnectionError) and cause.errno else str(cause)
 
 
 def _json_object(data: bytes, place: str) -> dict[str, Any]:
