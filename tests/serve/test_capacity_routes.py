@@ -268,6 +268,18 @@ async def test_what_is_not_known_is_null_and_an_unknown_headroom_is_minus_one() 
     assert [told[name] for name in gaps] == [None] * 4
 
 
+async def test_the_pressure_of_workers_that_would_outgrow_the_cache_is_above_one_and_nothing_else_is() -> None:
+    async with serving() as served:
+        await pool(served)
+        [pool_view] = served.fleet.pools()
+        view, outlook = served.fleet.capacity(), served.fleet.capacity_for(pool_view.pool_id, 1)
+        assert view is not None
+        grown = replace(outlook, cells_promised=outlook.cells_total * 5 // 4)
+        told = pool_capacity_object(pool_view, served.fleet.statistics(), view, grown, expected_tokens=1)
+    assert (told["pressure"], told["compaction_pressure"]) == (1.25, 1.0)
+    assert (told["kv_headroom_pct"], told["kv_cells_free"]) == (0.0, 0)
+
+
 async def test_room_for_one_is_told_and_then_no_room() -> None:
     async with serving(floor=ONE_AT_A_TIME) as served:
         path = f"/polykv/pools/{await pool(served)}/capacity"

@@ -28,7 +28,7 @@ class PoolCapacityAnswer(Shape):
     folded: bool = Field(description="always false: reading teaches nothing")
     pressure_scope: Literal["cache", "session"] = Field(description="session: the owner's window")
     owner: str | None
-    pressure: float
+    pressure: float = Field(description="of a cache above 1 where all, grown, would need more than there is")
     window_cells: int
     compaction_pressure: float
     headroom_sessions: int = Field(description="-1 where nothing limits them or nothing is known")
