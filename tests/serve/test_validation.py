@@ -40,6 +40,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"qqqq": 1}, "Unknown field 'qqqq'; leave it out", "qqqq"),
     ({"tps_floor": 30}, "Unknown field 'tps_floor'; did you mean 'floor_tps'?", "tps_floor"),
     ({"budget": 3}, "Unknown field 'budget'; leave it out", "budget"),
+    (
+        {"session_id": "a\nb"},
+        "Field 'session_id': must be without control characters, but is 'a\\nb'; take them out, line breaks too",
+        "session_id",
+    ),
+    (
+        {"session_id": "x" * 300},
+        f"Field 'session_id': must have at most 256 characters, but has 300: '{'x' * 60}'...; send a shorter one",
+        "session_id",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "Field 'tools[0].function.name': must be of letters, digits, '_' and '-', but is 'a b'; take out the rest",
+        "tools[0].function.name",
+    ),
     ({"store": True}, "Field 'store': must be false, but is true", "store"),
     ({"messages": []}, "Field 'messages': must have at least 1 item after validation, not 0", "messages"),
     ({"messages": [3]}, "Field 'messages[0]': type must be object, but is number", "messages[0]"),

@@ -16,6 +16,7 @@ from polystem.messages import Message, Request, Role, Tool, ToolCall, ToolChoice
 from polystem.serve.fields import (
     ITEMS_MAX,
     NO_KEY_TENANT,
+    PLAIN_NAME,
     TOKEN_ID_MAX,
     TOP_LOGPROBS_MAX,
     Body,
@@ -25,7 +26,7 @@ from polystem.serve.fields import (
 from polystem.serve.moved_lines import NO_RULE, LineRule
 
 TOOLS_MAX = 128
-FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
+FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=PLAIN_NAME)]
 
 
 class TextPart(Body):

@@ -25,9 +25,11 @@ ITEMS_MAX = 16_384
 TOKEN_ID_DIGITS_MAX = len(str(TOKEN_ID_MAX))
 FLOOR_TPS_MIN, FLOOR_TPS_MAX = 1e-3, 1e6
 NO_KEY_TENANT = "default"
+NO_CONTROL_CHARACTER = r"^[^\x00-\x1f\x7f]+$"
+PLAIN_NAME = r"^[a-zA-Z0-9_-]+$"
 SECONDS_MAX = 86400.0
 
-SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+SessionId = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_CONTROL_CHARACTER)]
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
 Count = Annotated[int, Field(ge=0, le=TOKEN_ID_MAX)]
 Cells = Annotated[int, Field(ge=1, le=TOKEN_ID_MAX)]
@@ -74,7 +76,7 @@ class JsonObjectFormat(Body):
 
 
 class NamedSchema(Body):
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
+    name: str = Field(min_length=1, max_length=64, pattern=PLAIN_NAME)
     description: str | None = Field(default=None, description="no effect: the schema alone is enforced")
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = Field(default=None, description="no effect: the schema is always enforced")

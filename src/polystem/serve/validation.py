@@ -12,6 +12,7 @@ from typing import Any, cast, get_args, get_type_hints
 from pydantic import BaseModel
 
 from polystem.errors import BadRequest, UnsupportedField, near_names
+from polystem.serve.fields import NO_CONTROL_CHARACTER, PLAIN_NAME
 from polystem.serve.refused import REFUSED_FIELDS
 
 Finding = Mapping[str, Any]
@@ -20,6 +21,10 @@ Path = tuple[str | int, ...]
 
 FINDINGS_READ = 256  # a long list can be wrong in every item; one sentence is told
 
+SAID_OF_PATTERN: Mapping[str, str] = {
+    NO_CONTROL_CHARACTER: "must be without control characters, but is {found}; take them out, line breaks too",
+    PLAIN_NAME: "must be of letters, digits, '_' and '-', but is {found}; take out the rest",
+}
 EXPECTED_TYPE: Mapping[str, str] = {
     "int_type": "number",
     "int_from_float": "whole number",
@@ -165,11 +170,12 @@ def _not_among(param: str, finding: Finding) -> BadRequest:
     if finding["type"] == "union_tag_invalid":
         param = f"{param}.{_discriminator_of(finding)}"
         return BadRequest(
-            f"Field '{param}': must be one of {context['expected_tags']}, but is '{context['tag']}'", param=param
+            f"Field '{param}': must be one of {context['expected_tags']}, but is {_quoted(str(context['tag']))}",
+            param=param,
         )
     found = finding["input"]
     expected = {"False": "false", "True": "true"}.get(context["expected"], context["expected"])
-    shown = f"'{found}'" if isinstance(found, str) else _short(found)
+    shown = _quoted(found) if isinstance(found, str) else _short(found)
     return BadRequest(f"Field '{param}': must be {expected}, but is {shown}", param=param)
 
 
@@ -180,7 +186,16 @@ def _discriminator_of(finding: Finding) -> str:
 def _detail_of(finding: Finding) -> str:
     message = REWORDED.sub("must", str(finding["msg"]))
     found = finding["input"]
+    if finding["type"] == "string_too_long":
+        return f"{message}, but has {len(found)}: {_quoted(found)}; send a shorter one"
+    if finding["type"] == "string_pattern_mismatch":
+        return SAID_OF_PATTERN[finding["ctx"]["pattern"]].format(found=_quoted(found))
     return f"{message}, but is {_short(found)}" if isinstance(found, int | float) else message
+
+
+def _quoted(text: str, limit: int = 60) -> str:
+    """The text's beginning, with what cannot be seen of it written out."""
+    return repr(text) if len(text) <= limit else f"{text[:limit]!r}..."
 
 
 def _short(value: Any, limit: int = 60) -> str:

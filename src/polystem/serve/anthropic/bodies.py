@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from polystem.serve.fields import ITEMS_MAX, TOKEN_ID_MAX, Body, OnlyFalse, StopText, TurnBody
+from polystem.serve.fields import ITEMS_MAX, PLAIN_NAME, TOKEN_ID_MAX, Body, OnlyFalse, StopText, TurnBody
 
 TOOLS_MAX = 128
 STOPS_MAX = 64
-ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+$")]
+ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=PLAIN_NAME)]
 NO_EFFECT = "no effect: prefixes are found by comparison"
 
 
