@@ -132,6 +132,7 @@ class FloorDesk:
         for passage in waiting:
             if not passage.let.done():
                 passage.let.set_exception(error())
+                passage.let.exception()  # whoever was cancelled meanwhile does not ask for it
         self.wake()
 
     def engine_restarted(self) -> None:
