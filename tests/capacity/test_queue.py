@@ -232,3 +232,16 @@ def test_nobody_who_waits_gives_way() -> None:
         line.come_back(f"a{index}")
     line.join("new", "b")
     assert line.spare("b", 1000.0) is None
+
+
+def test_who_is_on_the_way_gives_way_to_nobody_and_its_place_is_kept_on() -> None:
+    line = queue()
+    for name in "ab":
+        line.join(name, "t")
+        line.go_absent(name, 0.0, promised_at=1.0)
+    assert line.spare("t", 50.0, {"a"}) == "b"
+    assert line.spare("t", 50.0, {"a", "b"}) is None
+    assert line.lapsed(300.0) == ["a", "b"]
+    line.keep_longer("a", 300.0)
+    assert line.lapsed(599.0) == []
+    assert line.lapsed(600.0) == ["a"]

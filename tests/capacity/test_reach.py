@@ -11,7 +11,7 @@ from polystem.capacity.demand import Seen
 from polystem.capacity.floor import Demand
 from polystem.capacity.policy import FloorPolicy
 from polystem.capacity.reach import LASTING_S, Reach
-from tests.capacity.gate_stage import Stage, let
+from tests.capacity.gate_stage import Stage, filled, let
 
 GREEDY = FloorPolicy(floor_tps=1e4)
 LONG_S = 2 * LASTING_S + 1.0
@@ -94,3 +94,13 @@ def test_who_asks_for_a_floor_out_of_reach_is_passed_as_soon_as_it_is_told_so(wa
         assert came_s < 3.0
     assert stage.gate.state_of("modest") == "live"
     assert (came_s < 0.5) == warm
+
+
+def test_a_floor_of_its_own_that_cannot_be_had_leads_past_no_other_rule_while_nobody_decodes() -> None:
+    stage = filled(12)
+    stage.end(*list(stage.tokens))
+    stage.passes(12.0)
+    assert isinstance(stage.arrive("greedy", policy=FloorPolicy(floor_tps=1e5)), Wait)
+    assert let(stage.passes(12.0)) == []
+    room = stage.close(*[f"w{index}" for index in range(2, 12)])
+    assert let(room) == ["greedy"], "tried as one that asks for nothing of its own"

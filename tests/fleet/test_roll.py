@@ -143,3 +143,12 @@ def test_a_turn_without_a_session_is_not_on_the_roll() -> None:
     assert not roll.admitted(ask, None, False)
     roll.gone("made up")
     assert (notebook.written, list(roll.workers())) == ([], [])
+
+
+def test_who_waits_stays_on_the_account_that_it_came_with_whoever_sends_the_next_request() -> None:
+    roll, _ = roll_of()
+    roll.queued(Ask("a", "first key"), None)
+    roll.queued(Ask("a", "other key"), None)
+    assert [each.tenant for each in restored(roll)] == ["first key"]
+    roll.admitted(Ask("a", "other key"), None, waited_for=False)
+    assert [each.tenant for each in restored(roll)] == ["first key"]

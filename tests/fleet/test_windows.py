@@ -624,6 +624,41 @@ async def test_new_windows_leave_those_inside_what_the_gate_has_promised_them() 
         assert windows_in(stage.fleet) == {"d": 1024, "e": 768}
 
 
+async def test_who_may_choose_and_finds_too_little_for_its_prompt_waits_for_more() -> None:
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=None)
+    async with staged(cells=2300, context_tokens=1024, floor=floor) as stage:
+        await played(stage, asking("a" * 700, 10, session_id="a"))
+        await played(stage, asking("d", 4, session_id="d", num_ctx=1024))
+        await stage.steps(3)
+        waiting = begun(stage, asking("e" * 400, 4, session_id="e", num_ctx=1024, num_ctx_min=256))
+        await stage.steps(3)
+        assert {turn.opens_cells for turn in stage.fleet.turns()} == {512}
+        assert stage.view.queued == 1
+        await stage.fleet.close_session("a")
+        await stage.until_done(waiting)
+        assert windows_in(stage.fleet) == {"d": 1024, "e": 1024}, "as much as there is by then"
+
+
+async def test_two_who_may_choose_go_in_together_where_the_least_of_both_fits() -> None:
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=None)
+    async with staged(cells=2300, context_tokens=2048, floor=floor) as stage:
+        await played(stage, asking("a" * 200, 10, session_id="a"))
+        await stage.steps(3)
+        asks = [asking(name, 4, session_id=name, num_ctx=1536, num_ctx_min=256) for name in "de"]
+        await stage.until_done(*[begun(stage, ask) for ask in asks])
+        assert windows_in(stage.fleet) == {"d": 1536, "e": 256}
+
+
+async def test_who_is_inside_and_opens_a_window_is_not_in_its_own_way() -> None:
+    floor = keeping(0.01, settle_s=0.0, settle_tokens=1, admit_wait_s=0.0)
+    async with staged(cells=2300, context_tokens=1024, floor=floor) as stage:
+        for name in "ab":
+            await played(stage, asking(name * 600, 10, session_id=name))
+            await stage.steps(3)
+        again = asking("a" * 610, 10, session_id="a", num_ctx=1024, num_ctx_min=256)
+        assert await held(stage, again) == 1024
+
+
 async def test_a_worker_of_an_owner_moves_into_a_window_of_its_own() -> None:
     async with staged(cells=4096, floor=few_at_once(2)) as stage:
         pool_id = await owner_with_pool(stage, 512)

@@ -48,8 +48,8 @@ class Ask:
         policy: where it asks for more than the gate's own policy, which holds in any case; None asks for no more.
         cells: private cells that the worker will need: its prompt beyond what a pool lends, and a reserve.
         reserve_tokens: the part of `cells` that is kept for output.
-        opens_cells: the window that the turn opens once it is let in, which takes these cells whatever `cells` come to;
-            0 where it opens none.
+        opens_cells: the least window that the turn opens once it is let in, which takes these cells whatever `cells`
+            come to; 0 where it opens none.
         booked: its cells are in a window that is booked already: they are neither lacking nor promised once more.
         named: False for a turn without a session: it is done when its turn ends, and keeps no place.
         came_at: when its request came, where that was before now: it may have waited for its pool.

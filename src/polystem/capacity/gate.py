@@ -226,7 +226,7 @@ class FloorGate:
         return self._seating.bound(ask, reason, now_s)
 
     def cells_left(self, ask: Ask) -> int | None:
-        """The most cells that this newcomer would not wait for; None where it waits for none. Changes nothing."""
+        """The most cells that this worker would not wait for; None where it waits for none. Changes nothing."""
         return self._seating.cells_left(ask)
 
     def check_integrity(self) -> None:
@@ -297,7 +297,7 @@ class FloorGate:
         limit = parts.settings.queue_limit
         if isinstance(verdict, Go) or len(parts.queue) <= limit:
             return verdict
-        spare = parts.queue.spare(ask.tenant, now_s) if parts.queue.present <= limit else None
+        spare = parts.queue.spare(ask.tenant, now_s, parts.facts.coming) if parts.queue.present <= limit else None
         if spare is not None:
             self._end(parts.roster.workers[spare], now_s, cancelled=True)
             parts.forgotten.append(spare)
@@ -404,7 +404,7 @@ class FloorGate:
         parts = self._parts
         for name in parts.queue.lapsed(now_s):
             if name in parts.facts.coming:
-                parts.queue.go_absent(name, now_s, promised_at=None)
+                parts.queue.keep_longer(name, now_s)
                 continue
             self._end(parts.roster.workers[name], now_s, cancelled=True)
             parts.forgotten.append(name)

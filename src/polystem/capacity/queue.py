@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
@@ -160,14 +160,20 @@ class FairQueue:
                 found.append(place.worker)
         return found
 
-    def spare(self, tenant: str, now_s: float) -> str | None:
+    def keep_longer(self, worker: str, now_s: float) -> None:
+        """An absent place that has just lapsed is kept for as long once more."""
+        place = self._places[worker]
+        place.kept_until = now_s + self._place_kept_s
+        heapq.heappush(self._lapses, (place.kept_until, place.order))
+
+    def spare(self, tenant: str, now_s: float, coming: Collection[str] = ()) -> str | None:
         """Whose place goes for that of a newcomer of this tenant, where there are too many; None where nobody's does.
 
-        Only an absent one's: first the longest absent of those who were promised nothing, or did not come when told to;
-        else the last of a tenant more of whose places are absent than this one has in all. Tenants with most absent
-        places come first. Looks at every place.
+        Only an absent one's, whose request is not `coming` either: first the longest absent of those who were promised
+        nothing, or did not come when told to; else the last of a tenant more of whose places are absent than this one
+        has in all. Tenants with most absent places come first. Looks at every place.
         """
-        absent = [place for place in self._places.values() if not place.present]
+        absent = [place for place in self._places.values() if not place.present and place.worker not in coming]
         number = Counter(place.tenant for place in absent)
         missed = [place for place in absent if place.missed_at < now_s]
         if missed:

@@ -15,9 +15,9 @@ from polystem.capacity.forecast import Forecast
 from polystem.capacity.growth import MOMENTS, CellPath
 from polystem.capacity.policy import FloorPolicy, GateSettings
 
-__all__ = ["AdmissionRule", "FloorRule", "GateState"]
+__all__ = ["SILENT_S", "AdmissionRule", "FloorRule", "GateState"]
 
-_SILENT_S = 10.0
+SILENT_S = 10.0
 """So long without a step, and a machine that was too slow for anybody is tried again."""
 _FARTHER = 2
 """A bound is believed for so many times the streams that were carried: a fit may lie about what it never saw."""
@@ -86,7 +86,7 @@ class FloorRule:
         if state.live < state.policy.guarantee_min_sessions:
             return self._no_room(state)
         out_of_reach = None if state.is_cold else self._out_of_reach(state)
-        if out_of_reach and state.silent_s >= _SILENT_S:  # what slowed the machine may be gone, and only steps can tell
+        if out_of_reach and state.silent_s >= SILENT_S:  # what slowed the machine may be gone, and only steps can tell
             return self._no_room(state)
         blocked = out_of_reach or self._not_yet(state) or self._no_room(state)
         if blocked:

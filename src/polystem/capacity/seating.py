@@ -16,7 +16,7 @@ from polystem.capacity.floor import most_that_hold
 from polystem.capacity.growth import CellPath, Group, groups_of
 from polystem.capacity.parts import GateParts
 from polystem.capacity.policy import FloorPolicy
-from polystem.capacity.rule import GateState
+from polystem.capacity.rule import SILENT_S, GateState
 from polystem.capacity.workers import Worker
 
 __all__ = ["Seating"]
@@ -82,6 +82,8 @@ class Seating:
         if parts.max_workers is not None and len(parts.roster.admitted) + kept_seats + 1 > parts.max_workers:
             return "max workers"
         floor_tps = self.waits_for_tps(ask)
+        if self._silent_s(now_s) >= SILENT_S and self.asks_too_much(ask, now_s):
+            floor_tps = self.waits_for_tps(replace(ask, policy=None))  # its own cannot be had: it is tried without
         if parts.is_ours and (floor_tps is None or self.never_fits(ask)):
             return None
         return parts.rule.blocks(self.state_for(ask, floor_tps, now_s, kept_seats))
@@ -234,27 +236,32 @@ class Seating:
 
         What is in a booked window is counted as used already; one that a turn is about to open is not there yet.
         """
-        facts, roster, final_cells = self._parts.facts, self._parts.roster, self._final_cells()
-        cells = facts.cells_used
-        for name, worker in roster.admitted.items():
-            if worker.ask.booked or name in facts.window_holders:
-                continue
-            if name not in roster.idle and worker.ask.opens_cells:
-                cells += max(0, self.grown_cells(worker.ask) - worker.claimed_cells)
-            elif worker.cells is None:
-                cells += max(worker.ask.cells, final_cells)
-            else:
-                cells += max(0, final_cells - worker.claimed_cells)
-        return cells
+        admitted, final_cells = self._parts.roster.admitted.values(), self._final_cells()
+        return self._parts.facts.cells_used + sum(self._to_come(worker, final_cells) for worker in admitted)
+
+    def _to_come(self, worker: Worker, final_cells: int) -> int:
+        """The cells that a worker was promised beyond those in use."""
+        roster = self._parts.roster
+        if worker.ask.booked or worker.name in self._parts.facts.window_holders:
+            return 0
+        if worker.ask.opens_cells and worker.name not in roster.idle:
+            return max(0, self.grown_cells(worker.ask) - worker.claimed_cells)
+        if worker.cells is None:
+            return max(worker.ask.cells, final_cells)
+        return max(0, final_cells - worker.claimed_cells)
 
     def cells_left(self, ask: Ask) -> int | None:
-        """What the line leaves this newcomer beside what others inside were promised; None where no line holds."""
-        parts = self._parts
+        """What the line leaves this worker beside what others inside were promised; None where no line holds."""
+        parts, own = self._parts, self._parts.roster.admitted.get(ask.worker)
         line = int(parts.facts.cells_total * parts.settings.cell_line)
-        others = len(parts.roster.admitted) - (ask.worker in parts.roster.admitted)
-        if not (line and others and parts.is_ours) or self.waits_for_tps(ask) is None:
+        if not line or not parts.is_ours or len(parts.roster.admitted) == (own is not None):
             return None
-        return line - self.promised_cells()
+        if self.waits_for_tps(ask) is None:
+            return None
+        others = self.promised_cells()
+        if own is not None and not own.ask.booked:
+            others -= self._to_come(own, self._final_cells()) + own.claimed_cells
+        return line - others
 
     def _final_cells(self) -> int:
         """Private cells of a worker in the end: the mean of those that are done in this boot, 0 where none is."""
@@ -360,4 +367,5 @@ class Seating:
 
     def _cells_on_hold(self) -> int:
         """Cells that can go, of workers that are on hold."""
-        return sum(worker.cells or 0 for worker in self._parts.roster.on_hold.values())
+        keep = self._parts.facts.window_holders
+        return sum(each.cells or 0 for name, each in self._parts.roster.on_hold.items() if name not in keep)

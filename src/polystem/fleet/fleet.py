@@ -280,7 +280,7 @@ class Fleet:
             with self._floor.coming(turn):
                 await self._prefixes.built(turn)
                 self._supervisor.notice()
-            self._windows.expect(turn)
+                self._windows.expect(turn)
             async with self._floor.passed(turn, self._planner.private_cells(turn)) as passage:
                 self._supervisor.notice()
                 with self._windows.paid(turn), self._prefixes.present(turn):

@@ -29,7 +29,7 @@ from polystem.fleet.session import Sessions
 from polystem.fleet.settings import FleetSettings, FloorSettings
 from polystem.fleet.store import StoredFleet
 from polystem.fleet.turn import Turn
-from polystem.messages import DEFAULT_TENANT, Request
+from polystem.messages import Request
 from polystem.pool import CellLedger
 
 
@@ -144,11 +144,16 @@ class FleetFloor:
         """
         if self.desk is None:
             return cells
-        session_id, policy = "", None
+        session_id, pool_id, floor_tps = "", None, None
         if request is not None:
-            session_id = request.session_id or ""
-            policy = asked_policy(self.desk.gate.policy, self._policies.of(request.pool_id), request.floor_tps)
-        left = self.desk.gate.cells_left(Ask(session_id, DEFAULT_TENANT, policy))
+            session_id, pool_id, floor_tps = request.session_id or "", request.pool_id, request.floor_tps
+        policy = asked_policy(self.desk.gate.policy, self._policies.of(pool_id), floor_tps)
+        self.desk.look()  # a window may have been opened since the last tick
+        try:
+            left = self.desk.gate.cells_left(Ask(session_id, "", policy))
+        except Exception as error:
+            self.desk.note_fault(error)
+            return cells
         return cells if left is None else min(cells, left)
 
     def passed(self, turn: Turn, cells: int) -> AbstractAsyncContextManager[Passage | None]:

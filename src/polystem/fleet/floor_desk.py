@@ -140,7 +140,7 @@ class FloorDesk:
         try:
             self.gate.engine_restarted(self._clock.now_s())
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
         self._facts.engine_restarted()
         for passage in self._passages.values():
             passage.going.set()
@@ -166,7 +166,11 @@ class FloorDesk:
         while it waits keeps its place. One that came in with this turn, and whose turn then never ran, gives its seat
         back. Raises AdmissionRefused, Draining, EngineLost, Unavailable.
         """
-        passage, verdict = self._arrive(turn, cells)
+        try:
+            passage, verdict = self._arrive(turn, cells)
+        except PolystemError:
+            self._roll.left(turn.request.session_id or "")
+            raise
         try:
             self._enter(passage, verdict)
             turn.verdict = await self._let_in(passage)
@@ -208,7 +212,7 @@ class FloorDesk:
         try:
             return self.gate.arrive(ask, self._clock.now_s())
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
             self._take_back(ask, was_known=state is not None)
             raise _gate_failed() from error
 
@@ -220,7 +224,7 @@ class FloorDesk:
             else:
                 self.gate.close(ask.worker, self._clock.now_s(), cancelled=True)
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
 
     def _ask_for(self, turn: Turn, cells: int) -> Ask:
         request = turn.request
@@ -285,7 +289,7 @@ class FloorDesk:
         try:
             return self.gate.leave(passage.ask.worker, self._clock.now_s(), keeps_place=passage.ask.named, told=told)
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
             self._take_back(passage.ask, was_known=True)
             return None
 
@@ -324,7 +328,7 @@ class FloorDesk:
         try:
             self.gate.end_turn(passage.ask.worker, self._clock.now_s(), output_tokens=tokens)
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
 
     def close_worker(self, worker: str, *, never_ran: bool = False) -> bool:
         """Ends a worker, whatever it does; its turn hears nothing of the gate any more. Returns whether it was known.
@@ -336,7 +340,7 @@ class FloorDesk:
         try:
             self.gate.close(worker, self._clock.now_s(), cancelled=never_ran or state == "queued")
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
         self._roll.gone(worker)
         self._act()
         self.wake()
@@ -355,13 +359,13 @@ class FloorDesk:
         try:
             actions = self.gate.decide(self._clock.now_s())
         except Exception as error:
-            self._note_fault(error)
+            self.note_fault(error)
             actions = self._unsaid()
         for action in actions:
             try:
                 self._do(action)
             except Exception as error:
-                self._note_fault(error)
+                self.note_fault(error)
 
     def _unsaid(self) -> Sequence[Action]:
         """A decision that failed half way has decided more than it could say: what the gate believes and nobody did.
@@ -428,19 +432,22 @@ class FloorDesk:
                 if not self._passages and self.gate.is_idle:
                     self._something_to_do.clear()
             except Exception as error:
-                self._note_fault(error)
+                self.note_fault(error)
             await self._clock.sleep(self._settings.tick_s)
 
     def _tick(self) -> None:
-        """Tells the gate what the engine does, and does what it wants."""
+        self.look()
+        self._act()
+
+    def look(self) -> None:
+        """Tells the gate what the engine does."""
         try:
             now_s = self._clock.now_s()
             inside = {worker: passage.turn for worker, passage in self._passages.items() if passage.inside}
             engine, roll = self._engine.statistics(), self._roll
             self.gate.observe(self._facts.read(engine, inside, roll.admitted_workers, roll.coming_workers), now_s)
         except Exception as error:
-            self._note_fault(error)
-        self._act()
+            self.note_fault(error)
         self._view_is_old = True
 
     @property
@@ -454,10 +461,10 @@ class FloorDesk:
             try:
                 self._view = self.gate.snapshot(self._clock.now_s())
             except Exception as error:
-                self._note_fault(error)
+                self.note_fault(error)
         return self._view
 
-    def _note_fault(self, error: Exception) -> None:
+    def note_fault(self, error: Exception) -> None:
         """Counts a failure of the gate; one may come with each tick, so only each power of two is logged."""
         self.faults += 1
         if self.faults & (self.faults - 1) == 0:

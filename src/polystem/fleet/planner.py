@@ -78,7 +78,7 @@ class Planner:
         cells = turn.opens_cells if window is None else window.cells
         if session_id is None or not cells:
             return
-        needed_cells = self._least_cells(turn) if window is None else self.bookings(turn)[0].room.cells
+        needed_cells = self.least_cells(turn) if window is None else self.bookings(turn)[0].room.cells
         if needed_cells > cells:
             output_tokens = turn.request.max_tokens or 0
             raise ContextOverflow(
@@ -224,7 +224,7 @@ class Planner:
             worker=payer != turn.request.session_id,
         )
 
-    def _least_cells(self, turn: Turn) -> int:
+    def least_cells(self, turn: Turn) -> int:
         """What the turn will book at least, whatever of its session's cells is left when it does."""
         account = self.own_account(turn)
         kept_share = 0 if account is None else min(account.shared_tokens, self.kept_tokens(turn))

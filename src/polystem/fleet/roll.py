@@ -117,10 +117,10 @@ class Roll:
         ]
 
     def _as_asked(self, ask: Ask, floor_tps: float | None) -> Member:
-        """A member that is there, with what this turn asks for; one that was queued keeps its place."""
+        """A member that is there, with what this turn asks for; one that was queued keeps its place and its account."""
         known = self._queued.get(ask.worker)
-        place = next(self._places) if known is None else known.place
-        return Member(ask.worker, ask.tenant, floor_tps, ask.pool_id, ask.cells, place)
+        place, tenant = (next(self._places), ask.tenant) if known is None else (known.place, known.tenant)
+        return Member(ask.worker, tenant, floor_tps, ask.pool_id, ask.cells, place)
 
     def _goes_on(self, ask: Ask) -> None:
         """The next turn of a member that was let in; what it was let in with stays."""

@@ -56,7 +56,7 @@ class TurnView:
     """A turn in progress, as a reader sees it: it waits at one of the gates, prefills, or generates.
 
     `prefilled_tokens` of its `prompt_tokens` are in the cache, as far as the engine has told; `branch` is None while it
-    has no cells. `opens_cells` is the window that it is about to open, 0 where it opens none.
+    has no cells. `opens_cells` is the least window that it is about to open, 0 where it opens none.
     """
 
     request_id: str
@@ -83,7 +83,7 @@ class Turn:
     `verdict` is what the floor gate said when it let the turn in, None where the fleet has no such gate.
     `payer` is the session whose window its cells come out of, None where they come out of the common room, and
     `context_window_cells` that window, or the context where there is none; both are known once it is entered.
-    `opens_cells` is the window that it opens once it is let in; 0 where it opens none, and once it has.
+    `opens_cells` is the least window that it opens once it is let in; 0 where it opens none, and once it has.
     `answered` says that the engine has given the last delta, `complete` that the reader gets nothing more.
     """
 

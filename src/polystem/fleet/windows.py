@@ -91,7 +91,7 @@ class FleetWindows:
         What cannot be had is refused before anybody waits for it. Raises WindowAboveContext, WindowRefused,
         ContextOverflow, AllocationFull.
         """
-        turn.opens_cells = self._to_open(turn)
+        turn.opens_cells = self._least_to_open(turn)
         self._check(turn)
 
     @contextmanager
@@ -130,40 +130,48 @@ class FleetWindows:
         if turn.payer is not None:
             self._gate.check(self._planner.bookings(turn))
 
-    def _to_open(self, turn: Turn) -> int:
-        """The window of the first turn that asks for one; 0 for others, and for those on the pool of somebody who holds
-        one: they are paid. Where it may choose, it takes no more than it would be let in with at once."""
+    def _least_to_open(self, turn: Turn) -> int:
+        """The least window that will do for the first turn that asks for one: `num_ctx_min`, or what the turn books.
+
+        0 for others, and for those on the pool of somebody who holds one: they are paid.
+        """
         session_id, asked_cells = turn.request.session_id, turn.request.num_ctx
         named = self._planner.named_pool(turn)
         if session_id is None or asked_cells is None or session_id in self._ledger.windows:
             return 0
         if named is not None and named.payer is not None:
             return 0
-        cells, windows, least_cells = self._fitting(turn, asked_cells), self._ledger.windows, _least_cells(turn.request)
-        room_cells = self._room(cells, turn.request)
-        return windows.fitting(cells, least_cells, room_cells) or windows.sized(least_cells)
-
-    def _fitting(self, turn: Turn, most_cells: int) -> int:
-        """The largest window for it that can be booked now. Raises WindowAboveContext, WindowRefused."""
-        request, windows, own = turn.request, self._ledger.windows, self._planner.own_account(turn)
-        least_cells = _least_cells(request)
+        windows, least_cells = self._ledger.windows, min(asked_cells, turn.request.num_ctx_min or asked_cells)
         if least_cells > windows.most_cells:
             raise WindowAboveContext(num_ctx=least_cells, context_tokens=windows.most_cells)
-        branch = None if own is None else own.branch
-        cells = windows.fitting(most_cells, least_cells, self._free_cells(branch))
+        turn.opens_cells = windows.sized(asked_cells)
+        self._planner.check_window(turn)
+        least_cells = max(least_cells, self._planner.least_cells(turn))
+        self._fitting(turn, least_cells)
+        return windows.sized(least_cells)
+
+    def _fitting(self, turn: Turn, least_cells: int) -> int:
+        """The largest window for it that can be booked now. Raises WindowRefused."""
+        request, windows, own = turn.request, self._ledger.windows, self._planner.own_account(turn)
+        asked_cells, branch = request.num_ctx or least_cells, None if own is None else own.branch
+        cells = windows.fitting(asked_cells, least_cells, self._free_cells(branch))
         if cells is None:
             raise WindowRefused(
-                num_ctx=request.num_ctx or least_cells,
-                num_ctx_min=least_cells,
+                num_ctx=asked_cells,
+                num_ctx_min=min(asked_cells, least_cells),
                 largest_admissible_cells=self._largest(branch, request),
             )
         return cells
 
     def _open(self, turn: Turn) -> Window:
-        """Books the window that the turn was let in with; a smaller one where that will do and is all that is left."""
+        """Books the window of a turn that was let in with the least: as much of what it asks for as leaves to those
+        inside what they were promised."""
         session_id, own, windows = turn.request.session_id, self._planner.own_account(turn), self._ledger.windows
         assert session_id is not None
-        cells, turn.opens_cells = self._fitting(turn, turn.opens_cells), 0
+        least_cells = turn.opens_cells
+        cells = self._fitting(turn, least_cells)
+        cells = windows.fitting(cells, least_cells, self._room(cells, turn.request)) or least_cells
+        turn.opens_cells = 0
 
         def take() -> Sequence[Holder]:
             self._ledger.open_window(session_id, cells, self._clock.now_s())
@@ -330,12 +338,6 @@ class FleetWindows:
         if any(pool.payer == session_id and not pool.built for pool in self._ledger.tree.listed()):
             return True
         return any(turn.payer == session_id for turn in self._turns())
-
-
-def _least_cells(request: Request) -> int:
-    """The least that will do of the window that a request asks for."""
-    asked_cells = request.num_ctx or 0
-    return min(asked_cells, request.num_ctx_min or asked_cells)
 
 
 def _nothing() -> None:

@@ -124,8 +124,8 @@ def paying_windows(fleet: Fleet) -> dict[int, WindowView]:
 
 
 def window_cells_of(fleet: Fleet, request: Request) -> int:
-    """The cells of the window that a request runs on: its session's own, its owner's, or else the whole context. One
-    that it opens once it is let in counts as there."""
+    """The cells of the window that a request runs on: its session's own, its owner's, or else the whole context. Of one
+    that it opens once it is let in, the least that it will be."""
     turn = fleet.turn_of(request.id)
     if turn is not None and turn.opens_cells:
         return turn.opens_cells
@@ -134,7 +134,8 @@ def window_cells_of(fleet: Fleet, request: Request) -> int:
     if request.pool_id is not None:
         sessions += [pool.owner for pool in fleet.pools() if pool.pool_id == request.pool_id]
     cells = (windows[session_id] for session_id in sessions if session_id is not None and session_id in windows)
-    return next(cells, fleet.engine.info.context_tokens)
+    wished = request.num_ctx_min or request.num_ctx if request.session_id is not None else None
+    return next(cells, min(wished or fleet.engine.info.context_tokens, fleet.engine.info.context_tokens))
 
 
 def _window_cells(fleet: Fleet) -> dict[str, int]:

@@ -129,7 +129,7 @@ class StreamedTurn(Response):
         await stream.close(events.piece(last) + events.closing(last, facts))
 
     def _early_headers(self) -> dict[str, str]:
-        """What is known of a turn that is not in yet: its window is booked before it waits."""
+        """What is known of a turn that is not in yet: the window that it runs on, or the least that it opens."""
         return {WINDOW_HEADER: str(window_cells_of(self._desk.fleet, self._request))}
 
     def _comment(self) -> bytes:
