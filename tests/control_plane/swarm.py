@@ -185,11 +185,14 @@ class Swarm:
 
     async def _grow(self, missing_cells: int) -> None:
         async with self._growing:
-            deferred = await self.client.has("kv_resize_deferred_v1")
             try:
+                deferred = await self.client.has("kv_resize_deferred_v1")
                 grown = await self.client.resize(self.owner, aligned(self.window + missing_cells), deferred=deferred)
             except Refused as refused:
                 self._note("resize", refused.status)
+                return
+            except httpx.TransportError:  # the turn that needs the room is tried again, and waits for the server
+                self._note("resize", 0)
                 return
             self._note("resize", 200)
             self.window = grown.get("window_new") or self.window
