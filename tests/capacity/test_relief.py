@@ -123,15 +123,20 @@ def test_where_nothing_else_runs_a_turn_on_hold_goes() -> None:
     assert stage.arrive("w2") == Go()
 
 
-def test_cells_of_workers_on_hold_go_where_they_slow_everybody() -> None:
-    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
-    stage = Stage(samples=60, machine=machine)
+def grown_too_large(**settings: float) -> Stage:
+    """Four turns run whose contexts have just grown to what only fewer can carry."""
+    stage = Stage(samples=60, machine=Coefficients(0.020, 0.004, 4e-6, 0.0004), **settings)  # type: ignore[arg-type]
     for index in range(4):
         stage.arrive(f"w{index}")
         stage.passes(3.0)
     assert len(stage.running) == 4
     for name in list(stage.cells):
         stage.cells[name] = 4000
+    return stage
+
+
+def test_cells_of_workers_on_hold_go_where_they_slow_everybody() -> None:
+    stage = grown_too_large()
     actions = stage.passes(6.0)
     assert on_hold(stage)
     assert names(actions, Offload) == []
@@ -142,13 +147,7 @@ def test_cells_of_workers_on_hold_go_where_they_slow_everybody() -> None:
 
 
 def test_cells_of_a_window_stay_with_who_booked_it() -> None:
-    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
-    stage = Stage(samples=60, machine=machine)
-    for index in range(4):
-        stage.arrive(f"w{index}")
-        stage.passes(3.0)
-    for name in list(stage.cells):
-        stage.cells[name] = 4000
+    stage = grown_too_large()
     stage.passes(6.0)
     newest = on_hold(stage)[-1]
     stage.window_holders.add(newest)
@@ -157,14 +156,18 @@ def test_cells_of_a_window_stay_with_who_booked_it() -> None:
     assert newest in names(stage.passes(10.0), Offload)
 
 
+def test_where_cells_on_hold_stay_more_are_held_at_once() -> None:
+    stage = grown_too_large(pause_under_after_s=3600.0)
+    stage.passes(6.0)
+    assert on_hold(stage) == ["w2", "w3"], "the others keep the floor once the cells of these have gone"
+    stage = grown_too_large(pause_under_after_s=3600.0)
+    stage.window_holders |= {"w2", "w3"}
+    stage.passes(6.0)
+    assert on_hold(stage) == ["w1", "w2", "w3"]
+
+
 def test_an_offloaded_worker_comes_back_where_there_is_room_for_its_cells_again() -> None:
-    machine = Coefficients(0.020, 0.004, 4e-6, 0.0004)
-    stage = Stage(samples=60, machine=machine, pause_under_after_s=3600.0)
-    for index in range(4):
-        stage.arrive(f"w{index}")
-        stage.passes(3.0)
-    for name in list(stage.cells):
-        stage.cells[name] = 4000
+    stage = grown_too_large(pause_under_after_s=3600.0)
     stage.passes(6.0)
     newest = on_hold(stage)[-1]
     stage.end(newest)

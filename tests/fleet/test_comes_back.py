@@ -15,11 +15,11 @@ from polystem.capacity.gate import FloorGate
 from polystem.capacity.policy import FloorPolicy
 from polystem.clock import VirtualClock
 from polystem.engine.scripted import ScriptedEngine, ScriptedSettings
-from polystem.errors import AdmissionRefused, Draining, SequencesExhausted
+from polystem.errors import AdmissionRefused, ContextOverflow, Draining, SequencesExhausted, Unavailable
 from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.fleet.store import FleetStore
 from polystem.messages import Delta, Request
-from tests.fleet.support import Stage, asking, begun, created, everybody_reacts, few_at_once, played, run
+from tests.fleet.support import Rule, Stage, asking, begun, created, everybody_reacts, few_at_once, played, run
 
 pytestmark = pytest.mark.anyio
 
@@ -551,3 +551,21 @@ async def test_couriers_whose_server_is_killed_again_and_again_are_all_served(tm
         assert boots < 20
     assert boots > 2
     assert done == dict.fromkeys(names, 3)
+
+
+async def test_who_was_refused_in_front_of_the_gate_is_away_from_then_on(tmp_path: Path) -> None:
+    """The window of one is too small for its prompt; at the retry of the other the gate itself fails."""
+    rule = Rule(["floor"])
+    async with booted(tmp_path / "store", floor=FloorSettings(rule=rule)) as first:
+        await played(first, of("inside"))
+        assert await refused_place(first, "queued") == 0
+        with pytest.raises(ContextOverflow):
+            await run(first.fleet, asking("p" * 600, 4, session_id="inside", num_ctx=256))
+        rule.answers = [ZeroDivisionError()]
+        with pytest.raises(Unavailable):
+            await run(first.fleet, of("queued", admit_wait_s=0.0))
+        await first.steps()
+        killed = left_by_a_kill(tmp_path / "store")
+    async with booted(killed, floor=FloorSettings(), later_s=400.0) as second:
+        await second.steps(2)
+        assert (second.view.live, second.view.queued) == (0, 0)

@@ -16,6 +16,7 @@ from polystem.clock import VirtualClock
 from polystem.engine.llama import LlamaEngine, LlamaSettings
 from polystem.engine.scripted import Answer, ScriptedSettings
 from polystem.fleet import Fleet, FloorSettings
+from polystem.messages import Request
 from polystem.serve import ServeSettings, build_app, kv_bodies
 from polystem.serve.features import ALWAYS, WITH_GATE, WITH_POOLS
 from tests.serve.asgi_call import AsgiCall
@@ -250,6 +251,17 @@ async def test_headers_that_go_before_the_turn_is_in_tell_the_window_that_its_se
         while not (waiting.task.done() and first.task.done()):
             await clock.advance(1)
     assert dict(start["headers"])[b"x-context-window"] == b"1024"
+
+
+async def test_before_a_turn_has_got_as_far_as_its_window_the_least_that_it_asks_for_is_told() -> None:
+    async with serving(LONG, engine=ENGINE) as served:
+        told = [
+            kv_bodies.window_cells_of(
+                served.fleet, Request("r", prompt="x", session_id="a", num_ctx=asked, num_ctx_min=least)
+            )
+            for asked, least in ((2048, 1024), (512, None), (10**6, None), (None, None))
+        ]
+    assert told == [1024, 512, 8192, 8192]
 
 
 READS = (

@@ -134,8 +134,10 @@ def window_cells_of(fleet: Fleet, request: Request) -> int:
     if request.pool_id is not None:
         sessions += [pool.owner for pool in fleet.pools() if pool.pool_id == request.pool_id]
     cells = (windows[session_id] for session_id in sessions if session_id is not None and session_id in windows)
-    wished = request.num_ctx_min or request.num_ctx if request.session_id is not None else None
-    return next(cells, min(wished or fleet.engine.info.context_tokens, fleet.engine.info.context_tokens))
+    context_tokens, least_cells = fleet.engine.info.context_tokens, request.num_ctx_min or request.num_ctx
+    if least_cells is None or request.session_id is None:
+        return next(cells, context_tokens)
+    return next(cells, min(least_cells, context_tokens))
 
 
 def _window_cells(fleet: Fleet) -> dict[str, int]:
