@@ -193,18 +193,18 @@ async def test_what_would_break_the_loop_is_refused_by_name(running: Running, re
 
 async def test_a_client_that_leaves_frees_its_cells_while_others_go_on(running: Running) -> None:
     async with running() as engine:
-        request = greedy(STORY, max_tokens=500)
+        request = greedy(STORY, max_tokens=900)
         staying, leaving = (
             engine.generate(request, await engine.encode(request)),
             engine.generate(request, await engine.encode(request), Placement(5, keep=False)),
         )
         await asyncio.gather(anext(staying), anext(leaving))
         await leaving.aclose()
-        steps = len(engine.statistics().steps)
-        while 5 in engine.statistics().branch_tokens:
-            await anext(staying)
-        assert len(engine.statistics().steps) - steps <= 2
-        await staying.aclose()
+        said = 1 + len([delta async for delta in staying])
+        assert said > 800
+        assert 5 not in engine.statistics().branch_tokens
+        decoding = [step.decoding for step in engine.statistics().steps]
+        assert decoding[-1] == 1, "the other decoded on alone; test_loop says that the cells go before the next step"
 
 
 async def test_all_256_sequence_ids_can_be_used_and_one_more_is_refused(running: Running) -> None:
