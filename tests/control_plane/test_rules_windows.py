@@ -13,7 +13,6 @@ import pytest
 from polystem.capacity.policy import FloorPolicy, GateSettings
 from polystem.engine.scripted import Answer
 from polystem.fleet import FloorSettings
-from polystem.fleet.store import FleetStore
 from tests.control_plane.client import WORKER_FULL, Heard, Refused, user
 from tests.control_plane.stage import (
     BIG,
@@ -30,6 +29,7 @@ from tests.control_plane.stage import (
     while_time_passes,
     worker_turn,
 )
+from tests.in_step import StoreInStep
 from tests.serve.asgi_call import AsgiCall
 from tests.serve.served import until
 
@@ -185,12 +185,12 @@ async def test_rule_a_session_is_copied_while_it_decodes() -> None:
 
 async def test_rule_windows_come_back_with_the_server_and_a_lapsed_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "fleet.db"
-    async with on_virtual_time(store=FleetStore(path)) as (stage, clock):
+    async with on_virtual_time(store=StoreInStep(path)) as (stage, clock):
         await owner_opened(stage.client, "gone", 2048)
         await passes(clock, 320.0, step_s=10.0)
         await owner_opened(stage.client, "kept", 4096)
         pool = await layer_of(stage.client, "kept")
-    async with on_virtual_time(store=FleetStore(path)) as (stage, _):
+    async with on_virtual_time(store=StoreInStep(path)) as (stage, _):
         rows = {row["session_id"]: row["window"] for row in (await stage.client.kv())["allocations"]}
         assert rows == {"kept": 4096}
         assert (await worker_turn(stage.client, "agent", pool["pool_id"])).window == 4096

@@ -18,6 +18,7 @@ from polystem.engine.scripted import ScriptedEngine, ScriptedSettings, StepCost
 from polystem.errors import AdmissionRefused
 from polystem.fleet import AttachReport, Fleet, FleetSettings, FloorSettings, Turn
 from polystem.messages import Delta, Message, Request, Usage
+from tests.in_step import threads_in_step
 
 PROMPT = "Walk, collect, deliver, report. "
 
@@ -108,6 +109,7 @@ async def staged(
         step_cost=step_cost,
     )
     chosen = FleetSettings(**settings)  # pyright: ignore[reportArgumentType]
+    threads_in_step()
     fleet = Fleet(engine, clock=clock, settings=chosen, floor=floor, fits=fits)
     await fleet.start()
     try:

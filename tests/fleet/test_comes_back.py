@@ -20,6 +20,7 @@ from polystem.fleet import Fleet, FleetSettings, FloorSettings
 from polystem.fleet.store import FleetStore
 from polystem.messages import Delta, Request
 from tests.fleet.support import Rule, Stage, asking, begun, created, everybody_reacts, few_at_once, played, run
+from tests.in_step import StoreInStep
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ class Process(Stage):
         await everybody_reacts()
 
 
-class HeldStore(FleetStore):
+class HeldStore(StoreInStep):
     """Answers that all is written only while `lets` is set."""
 
     def __init__(self, path: Path) -> None:

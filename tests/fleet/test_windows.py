@@ -39,6 +39,7 @@ from tests.fleet.support import (
     run,
     staged,
 )
+from tests.in_step import StoreInStep
 
 pytestmark = pytest.mark.anyio
 
@@ -454,7 +455,7 @@ def a_second(_decoding: int, _cells: int, _prefilled: int) -> float:
 
 async def server(path: Path, clock: VirtualClock, cells: int = 4096, floor: FloorSettings | None = None) -> Stage:
     engine = ScriptedEngine(ScriptedSettings(cells=cells, context_tokens=1024), clock=clock, step_cost=a_second)
-    fleet = Fleet(engine, clock=clock, store=FleetStore(path), floor=floor)
+    fleet = Fleet(engine, clock=clock, store=StoreInStep(path), floor=floor)
     await fleet.start()
     return Stage(fleet, engine, clock)
 

@@ -1,0 +1,48 @@
+"""Work that has a thread of its own, held in step with a virtual clock.
+
+A test that moves a clock by hand must not move it while a thread writes: how much virtual time a commit takes would
+depend on the disk and on who else is on the machine. Here the event loop stands still until the thread is through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from polystem.fleet.store import FleetStore
+
+T = TypeVar("T")
+_LOOK_AGAIN_S = 0.0005
+
+
+class StoreInStep(FleetStore):
+    """A store of which no virtual time passes while it writes."""
+
+    async def flushed(self) -> bool:
+        self._stand_still()
+        return await super().flushed()
+
+    def _stand_still(self) -> None:
+        while (health := self.health).unsaved and health.failure is None:
+            time.sleep(_LOOK_AGAIN_S)
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+class _AtOnce(ThreadPoolExecutor):
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+def threads_in_step() -> None:
+    """From now on, what the running event loop would do in a thread it does at once."""
+    asyncio.get_running_loop().set_default_executor(_AtOnce())
