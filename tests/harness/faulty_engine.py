@@ -5,6 +5,10 @@ The loop around it is the shipped one, and counts its cells after each step: wha
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +18,8 @@ from llama_cpp import llama_cpp as native_library
 
 from polystem.engine.llama import LlamaEngine, LlamaSettings, runtime
 from polystem.engine.llama.native import Batch, FloatRows, NativeContext
+from polystem.engine.protocol import BranchId, Placement
+from polystem.messages import Delta, Prompt, Request
 
 CELLS, SEQUENCES = 8192, 24
 SPARE = SEQUENCES - 1  # sequences are given out from 0 up, so that the last one is free in a small run
@@ -72,3 +78,24 @@ def faulty_engine(model: Path, fault: Fault, patch: pytest.MonkeyPatch) -> Llama
             self_check=True,
         )
     )  # fmt: skip
+
+
+def starving(engine: LlamaEngine, patch: pytest.MonkeyPatch) -> list[BranchId]:
+    """Withholds every step from the branch that is the first to begin a second turn; it is in the list from then on."""
+    starved: list[BranchId] = []
+    turns: Counter[BranchId] = Counter()
+    unhindered = engine.generate
+
+    async def generate(request: Request, prompt: Prompt, placement: Placement) -> AsyncGenerator[Delta, None]:
+        branch = placement.branch
+        turns[branch] += 1
+        if turns[branch] == 2 and not starved:
+            starved.append(branch)
+        if branch in starved:  # the engine hears of the turn first, and of the pause before its first step is over
+            asyncio.get_running_loop().call_soon(engine.pause, branch)
+        async with aclosing(unhindered(request, prompt, placement)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    patch.setattr(engine, "generate", generate)
+    return starved

@@ -3,7 +3,6 @@ garbled call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ import pytest
 from polystem.engine.llama import LlamaEngine
 from polystem.engine.llama.native import NativeModel
 from polystem.engine.remote import RemoteClient
-from polystem.harness.board import Board
 from polystem.harness.failures import cross_talk_lines
 from polystem.harness.record import Record, read_record
 from polystem.harness.rows import PackageRow
 from polystem.harness.run import run_courier
 from polystem.harness.settings import CourierSettings
 from polystem.harness.world import draw_packages
-from tests.harness.faulty_engine import Fault, faulty_engine
+from tests.harness.faulty_engine import Fault, faulty_engine, starving
 from tests.harness.fleet_server import served
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -31,11 +29,10 @@ ORDER_TOKENS = 30  # of an agent's own: its package id and its door code are amo
 
 
 async def ran(
-    engine: LlamaEngine, folder: Path, settings: CourierSettings = SETTINGS,
-    on_sample: Callable[[Board], None] | None = None,
+    engine: LlamaEngine, folder: Path, settings: CourierSettings = SETTINGS
 ) -> Record:  # fmt: skip
     async with served(engine) as url, RemoteClient(url) as client:
-        await run_courier(settings, client=client, folder=folder, on_sample=on_sample)
+        await run_courier(settings, client=client, folder=folder)
     return read_record(folder)
 
 
@@ -60,21 +57,12 @@ async def test_a_starved_worker_is_a_timeout_and_the_others_deliver(
     tmp_path: Path, bundled_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = faulty_engine(bundled_model, Fault(), monkeypatch)
-    starved: list[int] = []
-
-    def starve(board: Board) -> None:
-        """Withholds every further step from whoever is in the second turn first."""
-        if not starved and board.steps_taken >= 1:
-            branches = engine.statistics().branch_tokens
-            starved.append(max(branches, key=lambda branch: branches[branch]))
-        for branch in starved:
-            engine.pause(branch)
-
+    starved = starving(engine, monkeypatch)
     settings = CourierSettings(
         packages=3, steps=6, concurrency=3, prefix_tokens=400, max_errors=1, tool_delay_s=(0, 0),
-        sample_every_s=0.005, turn_limit_s=1.5,
+        sample_every_s=0.02, turn_limit_s=1.5, arms=("pooled",),
     )  # fmt: skip
-    record = await ran(engine, tmp_path, settings, starve)
+    record = await ran(engine, tmp_path, settings)
     assert len(starved) == 1
     causes = [row.cause for row in record.of(PackageRow, "pooled")]
     assert sorted(causes, key=str) == [None, None, "timeout"]
