@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from polystem.fleet.store import FleetStore
@@ -43,6 +44,12 @@ class _AtOnce(ThreadPoolExecutor):
         return done
 
 
-def threads_in_step() -> None:
-    """From now on, what the running event loop would do in a thread it does at once."""
-    asyncio.get_running_loop().set_default_executor(_AtOnce())
+@contextmanager
+def threads_in_step() -> Generator[None, None, None]:
+    """Inside, what the running event loop would do in a thread it does at once. Other tests may have the same loop."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(_AtOnce())
+    try:
+        yield
+    finally:
+        loop.set_default_executor(ThreadPoolExecutor())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -109,15 +111,32 @@ async def staged(
         step_cost=step_cost,
     )
     chosen = FleetSettings(**settings)  # pyright: ignore[reportArgumentType]
-    threads_in_step()
     fleet = Fleet(engine, clock=clock, settings=chosen, floor=floor, fits=fits)
-    await fleet.start()
+    with threads_in_step():
+        await fleet.start()
+        try:
+            yield Stage(fleet, engine, clock)
+            fleet.check_integrity()
+            engine.check_integrity()
+        finally:
+            await fleet.aclose()
+
+
+@contextmanager
+def unheard_errors() -> Generator[list[dict[str, Any]], None, None]:
+    """The errors of tasks and futures that nobody heard of; complete once left. Those left by earlier tests on the same
+    event loop are not among them."""
+    heard: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: heard.append(context))
     try:
-        yield Stage(fleet, engine, clock)
-        fleet.check_integrity()
-        engine.check_integrity()
+        gc.collect()
+        heard.clear()
+        yield heard
+        gc.collect()
     finally:
-        await fleet.aclose()
+        loop.set_exception_handler(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from random import Random
 
 import pytest
@@ -29,6 +28,7 @@ from tests.fleet.support import (
     played,
     refusal,
     staged,
+    unheard_errors,
 )
 
 pytestmark = pytest.mark.anyio
@@ -377,19 +377,17 @@ async def test_closing_the_fleet_leaves_no_task_behind() -> None:
 
 @pytest.mark.parametrize("moment", range(8))
 async def test_no_error_of_a_client_that_left_as_the_server_ended_is_left_unheard(moment: int) -> None:
-    unheard = list[dict[str, object]]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-    async with staged(floor=few_at_once(1)) as stage:
-        await played(stage, of("a"))
-        waiting = begun(stage, of("b"))
-        await stage.steps(2)
-        waiting.cancel()
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        await stage.fleet.aclose()
-        await asyncio.gather(waiting, return_exceptions=True)
-    del stage, waiting
-    gc.collect()
+    with unheard_errors() as unheard:
+        async with staged(floor=few_at_once(1)) as stage:
+            await played(stage, of("a"))
+            waiting = begun(stage, of("b"))
+            await stage.steps(2)
+            waiting.cancel()
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            await stage.fleet.aclose()
+            await asyncio.gather(waiting, return_exceptions=True)
+        del stage, waiting
     assert unheard == []
 
 
