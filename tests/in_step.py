@@ -39,7 +39,7 @@ class _AtOnce(ThreadPoolExecutor):
         done: Future[T] = Future()
         try:
             done.set_result(fn(*args, **kwargs))
-        except BaseException as error:
+        except Exception as error:
             done.set_exception(error)
         return done
 

@@ -91,7 +91,7 @@ def starving(engine: LlamaEngine, patch: pytest.MonkeyPatch) -> list[BranchId]:
         turns[branch] += 1
         if turns[branch] == 2 and not starved:
             starved.append(branch)
-        if branch in starved:  # the engine hears of the turn first, and of the pause before its first step is over
+        if branch in starved:  # the engine hears of it right after the turn: before, it would do nothing
             asyncio.get_running_loop().call_soon(engine.pause, branch)
         async with aclosing(unhindered(request, prompt, placement)) as deltas:
             async for delta in deltas:

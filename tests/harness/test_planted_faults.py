@@ -28,9 +28,7 @@ SETTINGS = CourierSettings(
 ORDER_TOKENS = 30  # of an agent's own: its package id and its door code are among them
 
 
-async def ran(
-    engine: LlamaEngine, folder: Path, settings: CourierSettings = SETTINGS
-) -> Record:  # fmt: skip
+async def ran(engine: LlamaEngine, folder: Path, settings: CourierSettings = SETTINGS) -> Record:
     async with served(engine) as url, RemoteClient(url) as client:
         await run_courier(settings, client=client, folder=folder)
     return read_record(folder)
